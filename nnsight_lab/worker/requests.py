@@ -1,0 +1,198 @@
+"""The blocks riding this worker's requests: who runs what, and what goes home.
+
+Policy, where nnsight's differs: a request without a list of edits runs none (nnsight: all of
+them), the list is followed in its own order and by version, so a request in flight keeps the
+edit it came with; an edit's errors, reads out of order among them, are reported like a trace's;
+and a request no block rides is not tracked at all, so it costs nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from greenlet import error as greenlet_error
+from nnsight.intervention.interleaver import dangling_unwind
+from nnsight.intervention.serialization import loads
+from nnsight.modeling.vllm.model_runners.GPUModelRunner import Request, Requests
+
+from nnsight_lab.blocks import errors
+from nnsight_lab.blocks.block import Block
+from nnsight_lab.wire.keys import EDITS_KEY, TRACE_BLOCK, TRACE_KEY
+from nnsight_lab.wire.messages import BlockSaves, RequestSaves, SequenceSaves, WorkerError
+from nnsight_lab.worker.greenlets import BlockMediator
+
+
+class Template(NamedTuple):
+    """An installed edit: its name, and the block every request's copy is built from."""
+
+    name: str
+    block: Block
+    code: Any
+
+
+class LabRequest(Request):
+    """A tracked request; ``copies`` is keyed by registration id, in the order the edits run."""
+
+    __slots__ = ("block_errors", "names")
+
+    def __init__(self, request_id: str) -> None:
+        super().__init__(request_id)
+        self.names: dict[str, str] = {}
+        self.block_errors: dict[str, WorkerError] = {}
+
+
+class LabRequests(Requests):
+    """nnsight's bookkeeping of spans and steps, with this package's policy on what runs."""
+
+    templates: dict[str, Template]
+
+    def __init__(self) -> None:
+        super().__init__()
+        #: nnsight's interleaver of this worker, for the order in which locations were reached.
+        self.interleaver: Any = None
+
+    # -- edits ---------------------------------------------------------------------------------
+
+    def register(
+        self,
+        registration_id: str,
+        payload: bytes,
+        persistent_objects: dict[str, Any],
+        name: str | None = None,
+    ) -> None:
+        block: Block = loads(payload, persistent_objects=persistent_objects)
+        self.templates[registration_id] = Template(name or registration_id, block, block.compile())
+        self.names[registration_id] = name
+
+    def unregister(self, registration_id: str) -> None:
+        """Stop giving the edit to new requests; those that run it keep it to their end."""
+        self.templates.pop(registration_id, None)
+        self.names.pop(registration_id, None)
+
+    # -- requests ------------------------------------------------------------------------------
+
+    def add(self, new_requests: list[Any], persistent_objects: dict[str, Any]) -> None:
+        """Give each new request its blocks; one that cannot be built is that request's error."""
+        for data in new_requests:
+            if data.req_id in self.requests:
+                continue  # preempted and resumed: its blocks go on
+            extra = getattr(data.sampling_params, "extra_args", None) or {}
+            wanted = extra.get(EDITS_KEY) or ()
+            payload = extra.get(TRACE_KEY)
+            if not wanted and payload is None:
+                continue
+            request = self.requests[data.req_id] = LabRequest(data.req_id)
+            for registration_id in wanted:
+                template = self.templates.get(registration_id)
+                if template is None:
+                    request.error = WorkerError(
+                        "EditNotFound", f"edit {registration_id} is no longer installed", (), False, (), ()
+                    )
+                    continue
+                request.names[registration_id] = template.name
+                request.copies[registration_id] = BlockMediator(template.block, template.code)
+            if payload is None:
+                continue
+            try:
+                block: Block = loads(payload, persistent_objects=persistent_objects)
+                request.mediator = BlockMediator(block, block.compile())
+            except Exception as exception:
+                request.error = errors.capture(exception)
+
+    def refuse_chunked(self, spans: list[tuple[str, int]], states: dict[str, Any]) -> None:
+        """A prompt that arrives in pieces is an error for every block that would read it."""
+        for request_id, scheduled in spans:
+            request = self.requests.get(request_id)
+            state = states.get(request_id)
+            if request is None or state is None or not request.workers():
+                continue
+            if state.num_computed_tokens + scheduled >= state.num_prompt_tokens:
+                continue
+            request.error = WorkerError(
+                "ChunkedPrompt",
+                f"the {state.num_prompt_tokens}-token prompt was split across steps by chunked prefill "
+                f"({scheduled} tokens in this one), so no block could see it whole: start the engine "
+                "without enable_chunked_prefill=True, or raise max_num_batched_tokens above the prompt",
+                (),
+                False,
+                (),
+                (),
+            )
+            request.mediator = None
+            request.copies = {}
+
+    # -- the end of a request ------------------------------------------------------------------
+
+    def harvest(self, finished: set[str]) -> None:
+        """Nothing: a request's blocks are wound up when it is collected, with its output at hand."""
+
+    def record(self, mediator: Any) -> None:
+        """Note which names were saved, and the error if there is one, on the block's own thread."""
+        exception = mediator.exception
+        if exception is not None and getattr(mediator, "lab_error", None) is None:
+            mediator.lab_error = self._capture(mediator, exception)
+        mediator.exception = None  # the base captures in its own form
+        super().record(mediator)
+        mediator.exception = exception
+
+    def finish_dangling(self, mediator: Any, taps: frozenset[str] = frozenset(), quiet: bool = False) -> None:
+        """End a block still parked when its request is over: an error, unless a loop outran the request."""
+        if mediator is None or not mediator.alive or mediator.pending is None:
+            return
+        error, expected = dangling_unwind(mediator)
+        try:
+            mediator.worker.throw(error)
+        except greenlet_error:
+            return  # another thread (Ray collects on its own): dropped without a word
+        except BaseException as thrown:
+            if expected is None or thrown is not error:
+                mediator.lab_error = self._capture(mediator, thrown)
+
+    def collect(self, ids: set[str], outputs: dict[str, Any], reporting: bool) -> list[RequestSaves]:
+        """Wind up the finished requests named by ``ids`` and take what their blocks saved.
+
+        Args:
+            ids: As the engine knows them.
+            outputs: Engine id -> the finished record, for blocks parked on ``tracer.result``.
+            reporting: Whether this rank answers for traces.
+        """
+        collected: dict[str, dict[int, SequenceSaves]] = {}
+        failures: dict[str, WorkerError] = {}
+        for request in list(self.requests.values()):
+            if not request.named(ids):
+                continue
+            engine_id, index = request.key(ids)
+            blocks = []
+            for registration_id, mediator in request.copies.items():
+                blocks.append(self._wind_up(mediator, request.names[registration_id], outputs.get(engine_id)))
+            if request.mediator is not None:
+                own = self._wind_up(request.mediator, TRACE_BLOCK, outputs.get(engine_id))
+                if reporting:
+                    blocks.append(own)
+            collected.setdefault(engine_id, {})[index] = SequenceSaves(index, tuple(blocks))
+            if request.error is not None:
+                failures.setdefault(engine_id, request.error)
+            del self.requests[request.id]
+        return [
+            RequestSaves(engine_id, tuple(found[i] for i in sorted(found)), failures.get(engine_id))
+            for engine_id, found in collected.items()
+        ]
+
+    def _wind_up(self, mediator: BlockMediator, block: str, output: Any) -> BlockSaves:
+        if output is not None:
+            self.serve_result(mediator, output)
+        self.finish_dangling(mediator)
+        if mediator.worker is not None:
+            self.record(mediator)
+        names = getattr(mediator, "nnsight_saved", set()) | mediator.presaved
+        scope = mediator.lcls
+        # The block's own order of binding, which is the order a reader expects.
+        values = {name: scope[name] for name in scope if name in names}
+        return BlockSaves(block, values, getattr(mediator, "lab_error", None))
+
+    def _capture(self, mediator: Any, exception: BaseException) -> WorkerError:
+        return errors.capture(
+            exception,
+            requested=list(getattr(mediator, "requested", {}).items()),
+            order=self.interleaver.counts if self.interleaver is not None else (),
+        )

@@ -1,0 +1,28 @@
+"""What the engine may ask of a worker, the same on every platform."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class LabRPC:
+    """Methods reached by name through vLLM's ``collective_rpc``; mixed into a vLLM worker."""
+
+    model_runner: Any
+
+    def lab_register(self, registration_id: str, payload: bytes, name: str) -> None:
+        """Install an edit."""
+        self.model_runner.lab_register(registration_id, payload, name)
+
+    def lab_clear(self, registration_ids: list[str]) -> None:
+        """Forget edits."""
+        self.model_runner.lab_clear(registration_ids)
+
+    def lab_collect(self, ids: list[str], outputs: bytes | None = None) -> bytes:
+        """Take the saves of finished requests."""
+        encoded: bytes = self.model_runner.lab_collect(ids, outputs)
+        return encoded
+
+    def nnsight_request_count(self) -> int:
+        """How many requests with blocks this worker still tracks: 0 when all have gone home."""
+        return len(self.model_runner.nnsight_requests.requests)
