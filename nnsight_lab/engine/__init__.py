@@ -1,0 +1,1 @@
+"""Engines that stay alive across cells, and everything a caller does with one."""

@@ -1,0 +1,129 @@
+"""A call: the requests one caller submitted together, and what became of them.
+
+Whatever drives vLLM, a caller waits on one future, may look at the outputs as they grow, and can
+abort; so both drivers fill the same object, and waiting is written once.
+"""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vllm import RequestOutput, SamplingParams
+
+    from nnsight_lab.engine.edits import EditVersion
+    from nnsight_lab.wire.messages import RequestSaves
+
+
+@dataclass(frozen=True)
+class Progress:
+    """One request as it stands, for a live view.
+
+    Attributes:
+        index: Its place in the call.
+        prompt: Its prompt's text, or "" where it was given as token ids.
+        text: What was generated so far (of the first sequence).
+        tokens: How many tokens, over all its sequences.
+        finished: Whether it is done.
+    """
+
+    index: int
+    prompt: str
+    text: str
+    tokens: int
+    finished: bool
+
+
+@dataclass
+class LabRequest:
+    """One request of a call.
+
+    Attributes:
+        prompt: In any form vLLM takes.
+        params: Its sampling settings; the blocks ride in ``extra_args``.
+        edits: The edits it runs, in order.
+        traced: Whether a trace's block rides it.
+        wants_result: Whether a block may read ``tracer.result``, so the record must go to the worker.
+        output: The latest output; the finished one at the end.
+        saves: What its blocks saved, once collected.
+    """
+
+    prompt: Any
+    params: SamplingParams
+    edits: tuple[EditVersion, ...] = ()
+    traced: bool = False
+    wants_result: bool = False
+    lora_request: Any = None
+    id: str = field(default_factory=lambda: f"lab-{uuid.uuid4().hex[:16]}")
+    output: RequestOutput | None = None
+    saves: RequestSaves | None = None
+    _completions: dict[int, Any] = field(default_factory=dict)
+
+    @property
+    def has_blocks(self) -> bool:
+        """Whether the worker tracks it."""
+        return self.traced or bool(self.edits)
+
+    def update(self, output: RequestOutput) -> None:
+        """Take the next output. One of a step may hold only the sequences that moved in it."""
+        if self.params.n > 1:
+            for completion in output.outputs:
+                self._completions[completion.index] = completion
+            output.outputs = [self._completions[i] for i in sorted(self._completions)]
+        self.output = output
+
+    def progress(self, index: int) -> Progress:
+        """How it stands now."""
+        output = self.output
+        prompt = self.prompt if isinstance(self.prompt, str) else ""
+        if output is None:
+            return Progress(index, prompt, "", 0, False)
+        tokens = sum(len(c.token_ids) for c in output.outputs)
+        text = output.outputs[0].text if output.outputs else ""
+        return Progress(index, output.prompt or prompt, text, tokens, bool(output.finished))
+
+
+@dataclass
+class Call:
+    """The requests one caller submitted together.
+
+    Attributes:
+        requests: In the caller's order.
+        live: Whether outputs are wanted as they grow, not only at the end.
+        future: Resolves to None when every request is finished and collected, or to the error.
+        aborted: Set when the caller gave up.
+    """
+
+    requests: Sequence[LabRequest]
+    live: bool = False
+    on_output: Callable[[int, RequestOutput], None] | None = None
+    future: Future[None] = field(default_factory=Future)
+    aborted: threading.Event = field(default_factory=threading.Event)
+
+    def __post_init__(self) -> None:
+        # A waiter that is cancelled must not cancel the call behind the driver's back.
+        self.future.set_running_or_notify_cancel()
+
+    def progress(self) -> list[Progress]:
+        """Every request as it stands."""
+        return [request.progress(index) for index, request in enumerate(self.requests)]
+
+    def took(self, index: int, output: RequestOutput) -> None:
+        """Note an output of request ``index``."""
+        self.requests[index].update(output)
+        if self.on_output is not None:
+            self.on_output(index, output)
+
+    def resolve(self, error: BaseException | None = None) -> None:
+        """Finish the call, once; later words are ignored."""
+        if self.future.done():
+            return
+        if error is None:
+            self.future.set_result(None)
+        else:
+            self.future.set_exception(error)

@@ -1,0 +1,107 @@
+"""What drives a vLLM engine: the interface of the two kinds, and what they share.
+
+Each driver owns one thread for as long as the engine lives. That is not only for the loop: an
+engine process asks to be terminated with its parent, and Linux takes the parent to be the *thread*
+that created it. Callers never touch vLLM; they submit a `Call` and wait on its future, so an
+interrupt reaches them at once whatever vLLM is doing.
+"""
+
+from __future__ import annotations
+
+import abc
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
+
+from nnsight_lab.engine.call import Call, LabRequest
+from nnsight_lab.wire.codec import decode, encode
+from nnsight_lab.wire.messages import BlockSaves, RequestRecord, RequestSaves, SequenceSaves
+
+if TYPE_CHECKING:
+    from nnsight_lab.engine.model import LabVLLM
+
+
+class Driver(abc.ABC):
+    """Runs calls on one vLLM engine.
+
+    Attributes:
+        model: The envoy tree, once started.
+    """
+
+    model: LabVLLM
+
+    def __init__(self) -> None:
+        #: Set when a start is given up: nothing may be spawned after that.
+        self.given_up = threading.Event()
+
+    @abc.abstractmethod
+    def start(self, model: str, options: dict[str, Any]) -> Future[None]:
+        """Begin building the engine on the driver's own thread."""
+
+    @abc.abstractmethod
+    def submit(self, call: Call) -> None:
+        """Hand a call over; returns at once."""
+
+    @abc.abstractmethod
+    def abort(self, call: Call) -> Future[None]:
+        """Abort what is left of a call and free what its blocks held in the workers."""
+
+    @abc.abstractmethod
+    def rpc(self, method: str, *args: Any) -> Future[list[Any]]:
+        """Call a worker method on every rank."""
+
+    @abc.abstractmethod
+    def dead(self) -> bool:
+        """Whether a process of the engine has ended."""
+
+    @abc.abstractmethod
+    def unfinished(self) -> int:
+        """How many requests are queued or running."""
+
+    @abc.abstractmethod
+    def stop(self) -> None:
+        """Shut the engine down; its processes may take a moment to go."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """End the driver's thread; only once its engine's processes are gone (they follow it)."""
+
+
+def records(requests: Sequence[LabRequest]) -> bytes | None:
+    """The finished records of requests whose blocks may read ``tracer.result``, encoded."""
+    wanted = {r.id: RequestRecord.of(r.output) for r in requests if r.wants_result and r.output is not None}
+    return encode(wanted) if wanted else None
+
+
+def take(requests: Sequence[LabRequest], payloads: Sequence[bytes | None]) -> None:
+    """Give each request what the ranks collected for it.
+
+    The earliest rank that reports a block's value wins; under tensor parallelism the others hold
+    the same one, under pipeline parallelism only one holds it.
+    """
+    merged: dict[str, RequestSaves] = {}
+    for payload in payloads:
+        for found in decode(payload) if payload else ():
+            known = merged.get(found.request_id)
+            merged[found.request_id] = found if known is None else _merged(known, found)
+    for request in requests:
+        request.saves = merged.get(request.id)
+
+
+def _merged(first: RequestSaves, second: RequestSaves) -> RequestSaves:
+    """What two ranks saw of one request; ``first`` wins where both have it."""
+    sequences = {s.index: s for s in first.sequences}
+    for sequence in second.sequences:
+        known = sequences.get(sequence.index)
+        blocks = {b.block: b for b in (known.blocks if known else ())}
+        for block in sequence.blocks:
+            mine = blocks.get(block.block)
+            if mine is None:
+                blocks[block.block] = block
+            else:
+                values = {**block.values, **mine.values}
+                blocks[block.block] = BlockSaves(block.block, values, mine.error or block.error)
+        sequences[sequence.index] = SequenceSaves(sequence.index, tuple(blocks.values()))
+    ordered = tuple(sequences[index] for index in sorted(sequences))
+    return RequestSaves(first.request_id, ordered, first.error or second.error)

@@ -1,0 +1,139 @@
+"""An engine's log file: its tail, the phase of a start, and the root cause of a failure.
+
+vLLM says "Engine core initialization failed. See root cause above", and in a notebook nothing is
+above; the cause is a line of some worker's traceback, hundreds of lines up. So all processes log to
+one file, and the first exception in it that is not a consequence of another is what people see.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from pathlib import Path
+
+#: vLLM prefixes: "(EngineCore pid=1) ERROR 11-29 18:00:00 [core.py:1] ".
+_PREFIX = re.compile(r"^(\([^)]*\)\s*)*([A-Z]+ \d\d-\d\d \d\d:\d\d:\d\d \[[^\]]*\]\s?)?")
+_EXCEPTION = re.compile(
+    r"^(?P<type>[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Refused|Died|Changed|Failed))(?:: (?P<text>.*))?$"
+)
+#: Exceptions that only say that another process failed.
+_CONSEQUENCE = re.compile(
+    r"(EngineDeadError|Engine core initialization failed|WorkerProc initialization failed|"
+    r"Executor failed|Cancelled|EngineCore encountered|See root cause|KeyboardInterrupt|SystemExit|"
+    r"BrokenPipeError|ConnectionResetError|EOFError$)"
+)
+#: What the log says when a phase of a start begins, in order.
+_PHASES = (
+    (
+        re.compile(r"Initializing a V1 LLM engine|init engine|rank \d+ in world size"),
+        "starting the processes",
+    ),
+    (
+        re.compile(r"Starting to load model|Loading (safetensors|model weights)|Loading weights"),
+        "loading the weights",
+    ),
+    (re.compile(r"Loading weights took|Model loading took"), "preparing memory"),
+    (re.compile(r"Warming up|Capturing|[Cc]ompil|KV cache size|init engine \(profile"), "warming up"),
+)
+
+
+def state_dir() -> Path:
+    """Where logs live: ``$XDG_STATE_HOME/nnsight_lab``, only this user's."""
+    base = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+    path = Path(base) / "nnsight_lab"
+    path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return path
+
+
+class EngineLog:
+    """One engine's log.
+
+    Attributes:
+        path: The file; every process of the engine appends to it.
+    """
+
+    KEPT = 20
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def new(cls, name: str) -> EngineLog:
+        """A fresh log for engine ``name``; old ones beyond the last `KEPT` are removed."""
+        folder = state_dir() / "logs"
+        folder.mkdir(exist_ok=True, mode=0o700)
+        logs = sorted(folder.glob("*.log"), key=lambda path: path.stat().st_mtime)
+        for old in logs[: -cls.KEPT]:
+            old.unlink(missing_ok=True)
+            old.with_suffix(".json").unlink(missing_ok=True)
+        stamp = time.strftime("%Y%m%d-%H%M%S")
+        path = (
+            folder
+            / f"{re.sub(r'[^A-Za-z0-9_.-]', '_', name)}-{stamp}-{os.getpid()}-{time.time_ns() % 10**6}.log"
+        )
+        path.touch(mode=0o600)
+        return cls(path)
+
+    def vllm_config(self) -> Path:
+        """A logging configuration that sends vLLM's records to this file, for its processes."""
+        path = self.path.with_suffix(".json")
+        handler = {
+            "class": "logging.FileHandler",
+            "filename": str(self.path),
+            "formatter": "vllm",
+            "level": "INFO",
+        }
+        line = "%(levelname)s %(asctime)s [%(filename)s:%(lineno)d] %(message)s"
+        formatter = {"format": line, "datefmt": "%m-%d %H:%M:%S"}
+        logger = {"handlers": ["file"], "level": "INFO", "propagate": False}
+        path.write_text(
+            json.dumps(
+                {
+                    "version": 1,
+                    "disable_existing_loggers": False,
+                    "formatters": {"vllm": formatter},
+                    "handlers": {"file": handler},
+                    "loggers": {"vllm": logger, "nnsight_lab": logger},
+                }
+            )
+        )
+        return path
+
+    def text(self) -> str:
+        """The whole log."""
+        try:
+            return self.path.read_text(errors="replace")
+        except OSError:
+            return ""
+
+    def tail(self, lines: int = 40) -> str:
+        """The last ``lines`` lines."""
+        return "\n".join(self.text().splitlines()[-lines:])
+
+    def phase(self) -> str | None:
+        """The latest phase of a start that the log shows, or None before the first."""
+        text, found = self.text(), None
+        for pattern, phase in _PHASES:
+            if pattern.search(text):
+                found = phase
+        return found
+
+    def root_cause(self) -> str:
+        """The first exception in the log that is not a consequence of another; "" when there is none."""
+        consequence = ""
+        lines = [_PREFIX.sub("", line).rstrip() for line in self.text().splitlines()]
+        for number, line in enumerate(lines):
+            match = _EXCEPTION.match(line)
+            if match is None:
+                continue
+            said = line
+            # A message may go on over several lines; the first is the sentence.
+            if not match["text"] and number + 1 < len(lines):
+                said = f"{line}: {lines[number + 1]}".rstrip(": ")
+            if _CONSEQUENCE.search(said):
+                consequence = consequence or said
+                continue
+            return said
+        return consequence

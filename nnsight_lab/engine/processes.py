@@ -1,0 +1,164 @@
+"""The operating-system processes of an engine: which they are, and that they are gone.
+
+Every process of an engine inherits two environment variables, the engine's id and its owner (pid
+and start time), so that they can be told apart from anybody else's and an orphan can be recognised
+after its kernel died. Only processes of this user that carry the mark are ever ended, by pid.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+#: Mirrored from `nnsight_lab.worker.process`, which a kernel never imports.
+ENGINE_ENV = "NNSIGHT_LAB_ENGINE"
+OWNER_ENV = "NNSIGHT_LAB_OWNER"
+LOG_ENV = "NNSIGHT_LAB_LOG"
+
+
+@dataclass(frozen=True)
+class EngineProcess:
+    """One process of an engine.
+
+    Attributes:
+        pid: Its id.
+        engine: The id of the engine it belongs to.
+        owner: ``"pid:start time"`` of the kernel that started it.
+        name: Its command name, such as ``VLLM::EngineCore``.
+        rss_bytes: Resident memory.
+        log: The engine's log file.
+    """
+
+    pid: int
+    engine: str
+    owner: str
+    name: str
+    rss_bytes: int
+    log: str = ""
+
+    @property
+    def orphaned(self) -> bool:
+        """Whether its owner is gone."""
+        return not _owner_alive(self.owner)
+
+
+def this_owner() -> str:
+    """How this process signs the engines it starts."""
+    return f"{os.getpid()}:{psutil.Process().create_time():.2f}"
+
+
+def _owner_alive(owner: str) -> bool:
+    pid, _, started = owner.partition(":")
+    try:
+        process = psutil.Process(int(pid))
+        alive: bool = process.status() != psutil.STATUS_ZOMBIE
+        return alive and abs(process.create_time() - float(started)) < 0.1
+    except (psutil.Error, ValueError):
+        return False
+
+
+@contextmanager
+def marked(engine: str, log: Path, extra: Mapping[str, str]) -> Iterator[None]:
+    """Mark every process started within as ``engine``'s; the environment is put back afterwards."""
+    marks = {ENGINE_ENV: engine, OWNER_ENV: this_owner(), LOG_ENV: str(log), **extra}
+    before = {name: os.environ.get(name) for name in marks}
+    os.environ.update(marks)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def engine_processes(engine: str | None = None) -> list[EngineProcess]:
+    """The living processes of this user that carry an engine's mark.
+
+    Args:
+        engine: Only this engine's.
+    """
+    found = []
+    uid = os.getuid()
+    for process in psutil.process_iter(["pid", "uids", "status"]):
+        try:
+            if process.info["uids"].real != uid or process.info["status"] == psutil.STATUS_ZOMBIE:
+                continue
+            environ = _environ(process.pid)
+            mark = environ.get(ENGINE_ENV)
+            if mark is None or (engine is not None and mark != engine):
+                continue
+            if process.pid == os.getpid():
+                continue
+            found.append(
+                EngineProcess(
+                    pid=process.pid,
+                    engine=mark,
+                    owner=environ.get(OWNER_ENV, ""),
+                    name=_title(process),
+                    rss_bytes=process.memory_info().rss,
+                    log=environ.get(LOG_ENV, ""),
+                )
+            )
+        except (psutil.Error, OSError, AttributeError):
+            continue
+    return found
+
+
+def leftovers() -> list[EngineProcess]:
+    """Processes of engines of this user whose owner is gone."""
+    return [process for process in engine_processes() if process.orphaned]
+
+
+def end(pids: list[int], *, grace_s: float = 5.0) -> list[int]:
+    """End processes by pid: SIGTERM, then SIGKILL after ``grace_s``.
+
+    Returns:
+        Those that are still there, which is none unless the system refuses.
+    """
+    processes = []
+    for pid in pids:
+        try:
+            process = psutil.Process(pid)
+            process.send_signal(signal.SIGTERM)
+            processes.append(process)
+        except psutil.Error:
+            continue
+    _, alive = psutil.wait_procs(processes, timeout=grace_s)
+    for process in alive:
+        try:
+            process.kill()
+        except psutil.Error:
+            continue
+    _, alive = psutil.wait_procs(alive, timeout=grace_s)
+    return [process.pid for process in alive]
+
+
+def wait_gone(engine: str, timeout_s: float) -> list[EngineProcess]:
+    """Wait until no process of ``engine`` is left; returns those still there."""
+    deadline = time.monotonic() + timeout_s
+    while left := engine_processes(engine):
+        if time.monotonic() > deadline:
+            return left
+        time.sleep(0.1)
+    return []
+
+
+def _environ(pid: int) -> dict[str, str]:
+    raw = Path(f"/proc/{pid}/environ").read_bytes()
+    pairs = (entry.partition(b"=") for entry in raw.split(b"\0") if b"=" in entry)
+    return {name.decode(errors="replace"): value.decode(errors="replace") for name, _, value in pairs}
+
+
+def _title(process: psutil.Process) -> str:
+    words = process.cmdline()
+    # vLLM renames its processes by rewriting their command line.
+    return str(words[0] if words and words[0].startswith("VLLM") else process.name())

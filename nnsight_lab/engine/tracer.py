@@ -1,0 +1,352 @@
+"""The two objects behind ``with lab.trace(...)`` and ``with lab.edit(...)``.
+
+nnsight's capture does the hard part: it takes the body of the ``with`` out of the user's frame and
+keeps Python from running it there. These two say what happens then: the block becomes requests of
+the engine (a trace), or stays on it (an edit). Both work as ``with`` and as ``async with``, on a sync
+and on an async engine; what a trace saved is bound in the frame when the block ends.
+
+nnsight reads the frame at a fixed depth, so the tracer is returned to the user as it is and never
+wrapped in another context manager.
+"""
+
+from __future__ import annotations
+
+import ast
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from types import CodeType, FrameType
+from typing import TYPE_CHECKING, Any
+
+from nnsight.intervention.interleaver import Mediator
+from nnsight.intervention.tracer import Invoker
+from nnsight.intervention.util import clear_shared_locals, shared_locals
+from nnsight.modeling.vllm.tracer import VLLMTracer
+from nnsight.tracing.tracer import _saves, skip_context, skippable
+from nnsight.tracing.util import Scope, push
+
+from nnsight_lab.blocks.block import Block
+from nnsight_lab.engine.call import Call, Progress
+from nnsight_lab.engine.edits import Edit, EditVersion
+from nnsight_lab.errors import EditRefused, RequestRefused
+
+if TYPE_CHECKING:
+    from nnsight_lab.engine.local import LocalEngine
+
+Watcher = Callable[[list[Progress]], None]
+
+_collecting = threading.RLock()
+
+
+def block_tracer(model: Any) -> VLLMTracer:
+    """The ``tracer`` a block sees in the worker: nnsight's own, on the worker's model."""
+    return VLLMTracer(model, "__call__")
+
+
+class WholeFile:
+    """Finds a block by parsing the file it is in, as nnsight does when it cannot slice the block out.
+
+    nnsight 0.8.1 slices the block first and dedents the slice, which takes the indentation out of
+    multi-line strings too: in a function or under an ``if``, a block would run with other text than
+    was written.
+    """
+
+    def parse(self, source: str, lineno: int) -> ast.With | ast.AsyncWith | None:
+        """The ``with`` statement entered from ``lineno``, or None."""
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.With | ast.AsyncWith) and (
+                node.lineno == lineno or any(item.context_expr.lineno == lineno for item in node.items)
+            ):
+                return node
+        return None
+
+
+class LabInvoker(WholeFile, Invoker):
+    """One ``with tracer.invoke("…"):`` block of a trace."""
+
+
+class _LabTracer(WholeFile, VLLMTracer):
+    """What a trace and an edit share: they travel as a bare tracer of the worker's model."""
+
+    def __init__(self, engine: LocalEngine, backend: Callable[[Any], None]) -> None:
+        super().__init__(engine.model, "__call__", backend=backend)
+        self.engine = engine
+
+    def __reduce__(self) -> Any:
+        # A block that says `tracer.all()` needs a tracer there, not this one with its prompts.
+        return block_tracer, (self.engine.model,)
+
+    def _block(self, node: Any, code: CodeType, glbls: dict[str, Any], lcls: Mapping[str, Any]) -> Block:
+        saved = _saves()
+        presaved = frozenset(name for name, value in lcls.items() if id(value) in saved)
+        return Block.capture(node, code.co_filename, glbls, lcls, presaved)  # type: ignore[arg-type]
+
+
+class Invokes:
+    """Collects the prompts of ``with tracer.invoke(...)`` while the trace's body runs in the kernel."""
+
+    def __init__(self) -> None:
+        self.given: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+
+    def add(self, *inputs: Any, **settings: Any) -> list[int]:
+        """Note one invoke; the group only has to be its place."""
+        if len(inputs) != 1:
+            raise RequestRefused(
+                "Each `tracer.invoke(...)` takes exactly one prompt: it is one request. Give every invoke a "
+                "prompt, or hand the list of prompts to the trace itself."
+            )
+        self.given.append((inputs, settings))
+        return [len(self.given) - 1, 1]
+
+
+class LabTracer(_LabTracer):
+    """A trace: a block that runs inside the forward passes of one or several requests.
+
+    Attributes:
+        outputs: vLLM's ``RequestOutput`` of each request, with ``.saves``, once the block has ended.
+        names: The names the trace bound in the user's frame.
+    """
+
+    def __init__(
+        self,
+        engine: LocalEngine,
+        prompts: Sequence[Any],
+        *,
+        several: bool,
+        edits: Sequence[str] | None,
+        watch: Watcher | None,
+        settings: Mapping[str, Any],
+    ) -> None:
+        super().__init__(engine, self._submit)
+        self.prompts = list(prompts)
+        self.several = several
+        self.edits = edits
+        self.watch = watch
+        self.settings = dict(settings)
+        self.outputs: list[Any] = []
+        self.names: tuple[str, ...] = ()
+        self._call: Call | None = None
+        self._scoped: EditVersion | None = None
+        self._installing: Future[list[Any]] | None = None
+        self._mediators: list[Mediator] = []
+
+    # -- the with statement --------------------------------------------------------------------
+
+    def __exit__(self, *exception: Any) -> bool:
+        __tracebackhide__ = True
+        frame = self.info.frame if self.info is not None else None
+        handled = bool(super().__exit__(*exception))
+        if self._call is not None:
+            try:
+                self.engine.wait(self._call, self.watch)
+            finally:
+                self._leave()
+            self._finish(frame)
+        return handled
+
+    async def __aenter__(self) -> LabTracer:
+        # Spelled out: capture and the skip guard read the caller's frame at a fixed depth.
+        self.capture()
+        if skippable(self.node):
+            skip_context(self)
+        return self
+
+    async def __aexit__(self, *exception: Any) -> bool:
+        __tracebackhide__ = True
+        frame = self.info.frame if self.info is not None else None
+        handled = bool(super().__exit__(*exception))
+        if self._call is not None:
+            try:
+                await self.engine.await_(self._call, self.watch)
+            finally:
+                self._leave()
+            self._finish(frame)
+        return handled
+
+    def __await__(self) -> Any:
+        """The outputs, as often as asked: they are there when the block has ended."""
+
+        async def outputs() -> list[Any]:
+            return self.outputs
+
+        return outputs().__await__()
+
+    def invoke(self, *prompt: Any, **settings: Any) -> LabInvoker:
+        """``with tracer.invoke("…"):`` in a trace without a prompt: one request with a block of its own."""
+        return LabInvoker(self, *prompt, **settings)
+
+    @property
+    def output(self) -> Any:
+        """The first request's output."""
+        if not self.outputs:
+            raise RequestRefused("The trace has no output: it has not ended, or it failed.")
+        return self.outputs[0]
+
+    # -- from the block to requests ------------------------------------------------------------
+
+    def _submit(self, _: Any) -> None:
+        """Turn the captured block into requests and hand them over; nothing is awaited in between."""
+        frame, code = self.info.frame, self.info.code
+        chosen = self.engine.edits.chosen(self.edits)
+        if not self.prompts:
+            requests = self._invoked(frame, code)
+        elif self.several:
+            requests = self._over_all(frame, code, chosen)
+        else:
+            block = self._block(self.node, code, frame.f_globals, frame.f_locals)
+            requests = [self.engine.request(self.prompts[0], self.settings, chosen, block)]
+        self._call = Call(requests, live=self.watch is not None)
+        self.engine.submit(self._call)
+
+    def _over_all(self, frame: FrameType, code: CodeType, chosen: tuple[EditVersion, ...]) -> list[Any]:
+        """Several prompts, one block: installed once as an edit of this call alone, not sent with each."""
+        block = self._block(self.node, code, frame.f_globals, frame.f_locals)
+        self._scoped, self._installing = self.engine.scoped_edit(block)
+        versions = (*chosen, self._scoped)
+        return [self.engine.request(prompt, self.settings, versions) for prompt in self.prompts]
+
+    def _invoked(self, frame: FrameType, code: CodeType) -> list[Any]:
+        """Run the body in the kernel to collect its ``tracer.invoke`` blocks, each one request."""
+        interleaver = self.envoy.interleaver
+        self.batcher = invokes = Invokes()
+        # The tree's interleaver collects the invokes: one trace at a time, whatever the thread.
+        _collecting.acquire()
+        try:
+            try:
+                exec(code, Scope(dict(frame.f_locals), shared_locals(frame), frame.f_globals))
+            except ValueError as error:
+                # A body that reads the model at once was written for a prompt, and there is none.
+                if interleaver.mediators or "outside of interleaving" not in str(error):
+                    raise
+            self._mediators = list(interleaver.mediators)
+            if not self._mediators:
+                raise RequestRefused(
+                    'The trace has no prompt: write `%%trace "prompt"`, or `with tracer.invoke("prompt"):` '
+                    "in it."
+                )
+            requests = []
+            for mediator, (inputs, own) in zip(self._mediators, invokes.given, strict=True):
+                settings = {**self.settings, **own}
+                chosen = self.engine.edits.chosen(settings.pop("edits", self.edits))
+                block = self._block(mediator.node, mediator.code, mediator.glbls, mediator.lcls)
+                mediator.presaved = set(block.presaved)
+                requests.append(self.engine.request(inputs[0], settings, chosen, block))
+            return requests
+        finally:
+            interleaver.cancel()
+            clear_shared_locals()
+            _collecting.release()
+
+    # -- and back ------------------------------------------------------------------------------
+
+    def _leave(self) -> None:
+        if self._scoped is not None:
+            self.engine.drop(self._scoped)
+
+    def _finish(self, frame: FrameType | None) -> None:
+        """Bind what was saved in the user's frame, then raise what went wrong."""
+        __tracebackhide__ = True
+        call, self._call = self._call, None
+        assert call is not None
+        if self._installing is not None:
+            self._installing.result()  # a block the workers could not read: say so, not what followed
+        self.outputs = self.engine.outputs(call)
+        values = self._values()
+        self.names = tuple(values)
+        if frame is not None:
+            push(frame, values)
+        self._mediators = []
+        self.engine.raise_errors(call, self.outputs)
+
+    def _values(self) -> dict[str, Any]:
+        """What to bind: a value, or a list of them where several requests or sequences saved it."""
+        if self.several:
+            names = dict.fromkeys(name for output in self.outputs for name in output.saves.trace)
+            return {name: [_of(output, name) for output in self.outputs] for name in names}
+        found: dict[str, list[Any]] = {}
+        for output in self.outputs:
+            for completion in output.outputs:
+                for name, value in completion.saves.trace.items():
+                    found.setdefault(name, []).append(value)
+        return {**{name: _one(values) for name, values in found.items()}, **self._shared()}
+
+    def _shared(self) -> dict[str, Any]:
+        """Names saved above the invokes are one object in the kernel, so their copies are merged."""
+        if len(self._mediators) < 2:
+            return {}
+        from nnsight.modeling.vllm.collect import merge_shared_saves
+
+        copies = [dict(output.saves.trace) for output in self.outputs]
+        appended: dict[str, list[Any]] = {}
+        for name in {name for mediator in self._mediators for name in mediator.presaved}:
+            before = next(m.lcls[name] for m in self._mediators if name in m.lcls)
+            for saves in copies:
+                # nnsight merges slot by slot, so of two requests that each append it would keep one.
+                if isinstance(before, list) and isinstance(saves.get(name), list):
+                    appended.setdefault(name, []).extend(saves[name][len(before) :])
+                    saves[name] = saves[name][: len(before)]
+        merged: dict[str, Any] = merge_shared_saves(self._mediators, copies)
+        return {
+            name: value + appended.get(name, []) if name in appended else value
+            for name, value in merged.items()
+        }
+
+
+def _of(output: Any, name: str) -> Any:
+    """A name's value on one output: a list where it has several sequences, None where it saved none."""
+    if len(output.outputs) > 1:
+        return [completion.saves.trace.get(name) for completion in output.outputs]
+    return output.saves.trace.get(name)
+
+
+def _one(values: list[Any]) -> Any:
+    return values[0] if len(values) == 1 else values
+
+
+class EditTracer(_LabTracer):
+    """An edit: a block that stays on the engine. ``with lab.edit("probe") as (tracer, edit):``."""
+
+    def __init__(self, engine: LocalEngine, edit: Edit) -> None:
+        super().__init__(engine, self._prepare)
+        self.edit = edit
+        self._version: EditVersion | None = None
+        self._source = ""
+
+    def __enter__(self) -> tuple[EditTracer, Edit]:
+        # Spelled out: capture and the skip guard read the caller's frame at a fixed depth.
+        self.capture()
+        if skippable(self.node):
+            skip_context(self)
+        return self, self.edit
+
+    async def __aenter__(self) -> tuple[EditTracer, Edit]:
+        self.capture()
+        if skippable(self.node):
+            skip_context(self)
+        return self, self.edit
+
+    def __exit__(self, *exception: Any) -> bool:
+        __tracebackhide__ = True
+        handled = bool(super().__exit__(*exception))
+        if self._version is not None:
+            for method, args in self.engine.edits.install_steps(self.edit, self._version, self._source):
+                self.engine.rpc(method, *args)
+        return handled
+
+    async def __aexit__(self, *exception: Any) -> bool:
+        __tracebackhide__ = True
+        handled = bool(super().__exit__(*exception))
+        if self._version is not None:
+            for method, args in self.engine.edits.install_steps(self.edit, self._version, self._source):
+                await self.engine.arpc(method, *args)
+        return handled
+
+    def _prepare(self, _: Any) -> None:
+        if not skippable(self.node):
+            raise EditRefused(
+                f"The block of edit {self.edit.name!r} is empty, so there is nothing to install."
+            )
+        frame, code = self.info.frame, self.info.code
+        block = self._block(self.node, code, frame.f_globals, frame.f_locals)
+        self._source = block.text
+        self._version = self.engine.version_of(self.edit.name, block)
