@@ -1,0 +1,61 @@
+"""`%engine` and `%edits` lines as the API calls that do the same, for an exported script."""
+
+from __future__ import annotations
+
+import ast
+
+from nnsight_lab.magics.commands import (
+    EditsCommand,
+    EngineCommand,
+    EngineLog,
+    ListEdits,
+    ListEngines,
+    StartEngine,
+)
+
+_BIND_MODEL = "model = engine.model"
+
+
+def engine_calls(command: EngineCommand) -> list[str]:
+    """The statements that a `%engine` line stands for."""
+    if isinstance(command, StartEngine):
+        options = [f"{name}={quoted(source)}" for name, source in command.options.items()]
+        if command.restart:
+            options.append("restart=True")
+        return [f"engine = lab.start({', '.join([quoted(command.model), *options])})", _BIND_MODEL]
+    if isinstance(command, ListEngines):
+        return ["print(*lab.engines())"]
+    if isinstance(command, EngineLog):
+        return [f"print(lab.get_engine({_name(command.name)}).log.tail({command.lines}))"]
+    name = _name(command.name)
+    if command.action == "stop":
+        return [f"print(lab.stop({name}))"]
+    if command.action == "restart":
+        return [f"engine = lab.restart({name})", _BIND_MODEL]
+    return [f"print(lab.get_engine({name}).status())"]
+
+
+def edits_calls(command: EditsCommand) -> list[str]:
+    """The statements that a `%edits` line stands for."""
+    edits = f"lab.get_engine({_name(command.engine)}).edits"
+    if isinstance(command, ListEdits):
+        return [f'print(*{edits}, sep="\\n")']
+    if not command.names:
+        return [f"{edits}.clear()"]
+    method = {"on": "switch_on", "off": "switch_off", "clear": "clear"}[command.action]
+    return [f"{edits}[{quoted(name)}].{method}()" for name in command.names]
+
+
+def quoted(source: str) -> str:
+    """Python source, a plain string in double quotes."""
+    try:
+        value = ast.literal_eval(source)
+    except (ValueError, SyntaxError):
+        return source
+    if isinstance(value, str) and value.isprintable() and not set(value) & set('"\\'):
+        return f'"{value}"'
+    return source
+
+
+def _name(source: str | None) -> str:
+    return "" if source is None else quoted(source)

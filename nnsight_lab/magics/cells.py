@@ -1,0 +1,116 @@
+"""The object that a `%%trace` or `%%edit` cell calls: `__lab__` in the user's namespace, hidden from `%who`.
+
+It finds the engine, attaches the live view of the tokens, and hands back the engine's own context manager.
+The hard fact behind this file: that object reads the block from the frame that enters it, so it is returned
+from here as it is, never wrapped in a context manager of ours.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Generic, TypeVar
+
+from IPython.utils.capture import CapturedIO, capture_output
+
+from nnsight_lab.magics.contract import Engine, chosen_engine
+from nnsight_lab.magics.live import TokenView
+
+#: The name under which transformed cells find the object.
+HIDDEN_NAME = "__lab__"
+
+T = TypeVar("T")
+
+
+class Wrapping(Generic[T]):
+    """A context manager that can be entered by `with` and by `async with`."""
+
+    def __init__(self, manager: AbstractContextManager[T]) -> None:
+        self._manager = manager
+
+    def __enter__(self) -> T:
+        return self._manager.__enter__()
+
+    def __exit__(self, *exception: Any) -> bool | None:
+        return self._manager.__exit__(*exception)
+
+    async def __aenter__(self) -> T:
+        return self.__enter__()
+
+    async def __aexit__(self, *exception: Any) -> bool | None:
+        return self.__exit__(*exception)
+
+
+@contextmanager
+def _timed() -> Iterator[None]:
+    began_s = time.perf_counter()
+    try:
+        yield
+    finally:
+        print(f"Wall time: {time.perf_counter() - began_s:.3g} s")
+
+
+class Cells:
+    """What transformed cells call."""
+
+    def __init__(self) -> None:
+        # By thread: a cell that ends in a subshell must not end the view of the main shell's cell.
+        self._views: dict[int, TokenView] = {}
+
+    def trace(
+        self, *prompts: Any, engine: str | Engine | None = None, show: bool = True, **options: Any
+    ) -> Any:
+        """Runs the block inside one request per prompt.
+
+        Args:
+            *prompts: As `lab.trace` takes them.
+            engine: The engine, or its name; the current one if not given.
+            show: Whether to show the tokens as they come.
+            **options: `edits=`, and any sampling setting of vLLM.
+
+        Returns:
+            The engine's tracer, to be entered by the cell itself.
+        """
+        __tracebackhide__ = True
+        chosen = _chosen(engine)
+        if show and "watch" not in options:
+            self.finish()
+            options["watch"] = self._views[threading.get_ident()] = TokenView()
+        return chosen.trace(*prompts, **options)
+
+    def edit(self, *name: str, engine: str | Engine | None = None, show: bool = True, **options: Any) -> Any:
+        """Leaves the block on the engine, for every request that asks for it.
+
+        Args:
+            *name: The edit's name; also as ``name=``.
+            engine: The engine, or its name; the current one if not given.
+            show: Taken so that both forms read alike; an edit shows nothing.
+            **options: As `lab.edit` takes them.
+
+        Returns:
+            The engine's context manager, to be entered by the cell itself.
+        """
+        __tracebackhide__ = True
+        return _chosen(engine).edit(*name, **options)
+
+    def timed(self) -> Wrapping[None]:
+        """What `%%time` above a cell form stands for; the time is printed also when the block fails."""
+        return Wrapping(_timed())
+
+    def captured(
+        self, stdout: bool = True, stderr: bool = True, display: bool = True
+    ) -> Wrapping[CapturedIO]:
+        """What `%%capture` above a cell form stands for."""
+        return Wrapping(capture_output(stdout, stderr, display))
+
+    def finish(self) -> None:
+        """Draws the last state of the last view; called after every cell, for those that were interrupted."""
+        view = self._views.pop(threading.get_ident(), None)
+        if view is not None:
+            view.finish()
+
+
+def _chosen(engine: str | Engine | None) -> Engine:
+    return chosen_engine(engine) if engine is None or isinstance(engine, str) else engine

@@ -1,0 +1,182 @@
+"""What a `%engine` or `%edits` line says, as data.
+
+One reading serves two readers: `lines` runs a command, `export` writes the API call that does the same.
+Values are Python source (see `arguments`). A wrong line is one plain line with the nearest sub-command and
+the correct form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from nnsight_lab.errors import CellUsageError, nearest
+from nnsight_lab.magics.arguments import Arguments, read_arguments, text_expression
+
+#: Every sub-command of `%engine`, with its correct form.
+ENGINE_FORMS: dict[str, str] = {
+    "start": "%engine start MODEL option=value … [--restart]",
+    "status": "%engine status [NAME]",
+    "stop": "%engine stop [NAME]",
+    "restart": "%engine restart [NAME]",
+    "list": "%engine list",
+    "log": "%engine log [NAME] [-n LINES]",
+}
+#: Every sub-command of `%edits`, with its correct form.
+EDITS_FORMS: dict[str, str] = {
+    "on": "%edits on NAME …",
+    "off": "%edits off NAME …",
+    "clear": "%edits clear NAME … (or --all)",
+}
+#: How many lines `%engine log` shows.
+LOG_LINES = 40
+
+
+@dataclass(frozen=True)
+class StartEngine:
+    """`%engine start MODEL option=value … [--restart]`."""
+
+    model: str
+    options: Mapping[str, str] = field(default_factory=dict)
+    restart: bool = False
+
+
+@dataclass(frozen=True)
+class NamedEngine:
+    """`%engine status|stop|restart [NAME]`; without a name, the current engine."""
+
+    action: Literal["status", "stop", "restart"]
+    name: str | None = None
+
+
+@dataclass(frozen=True)
+class ListEngines:
+    """`%engine list`."""
+
+
+@dataclass(frozen=True)
+class EngineLog:
+    """`%engine log [NAME] [-n LINES]`."""
+
+    name: str | None = None
+    lines: int = LOG_LINES
+
+
+@dataclass(frozen=True)
+class ListEdits:
+    """`%edits`."""
+
+    engine: str | None = None
+
+
+@dataclass(frozen=True)
+class SwitchEdits:
+    """`%edits on|off|clear NAME …`; no names for `--all`."""
+
+    action: Literal["on", "off", "clear"]
+    names: tuple[str, ...]
+    engine: str | None = None
+
+
+EngineCommand = StartEngine | NamedEngine | ListEngines | EngineLog
+EditsCommand = ListEdits | SwitchEdits
+
+
+def read_engine(line: str) -> EngineCommand:
+    """Reads a `%engine` line; an empty one asks for the status.
+
+    Raises:
+        CellUsageError: It is not one of `ENGINE_FORMS`.
+    """
+    action, rest = _split("%engine", line, ENGINE_FORMS)
+    if action == "start":
+        return _read_start(rest)
+    if action == "log":
+        return _read_log(rest)
+    form = ENGINE_FORMS[action or "status"]
+    arguments = read_arguments(rest, form=form)
+    if action == "list":
+        _refuse_more(arguments, 0, form)
+        return ListEngines()
+    _refuse_more(arguments, 1, form)
+    name = text_expression(arguments.words[0]) if arguments.words else None
+    if action == "stop":
+        return NamedEngine("stop", name)
+    if action == "restart":
+        return NamedEngine("restart", name)
+    return NamedEngine("status", name)
+
+
+def read_edits(line: str) -> EditsCommand:
+    """Reads a `%edits` line; an empty one asks for the table.
+
+    Raises:
+        CellUsageError: It is not one of `EDITS_FORMS`.
+    """
+    first = line.split(None, 1)[0] if line.split() else ""
+    if not first or first.startswith("engine="):
+        arguments = read_arguments(line, form="%edits [engine=NAME]")
+        _refuse_more(arguments, 0, "%edits [engine=NAME]", options=("engine",))
+        return ListEdits(arguments.options.get("engine"))
+    action, rest = _split("%edits", line, EDITS_FORMS)
+    form = EDITS_FORMS[action]
+    arguments = read_arguments(rest, form=form, flags=("--all",) if action == "clear" else ())
+    _refuse_more(arguments, len(arguments.words), form, options=("engine",))
+    if bool(arguments.words) == bool(arguments.flags):
+        raise CellUsageError(f"%edits {action} needs the names of edits. Write: {form}")
+    names = tuple(text_expression(word) for word in arguments.words)
+    engine = arguments.options.get("engine")
+    if action == "on":
+        return SwitchEdits("on", names, engine)
+    if action == "off":
+        return SwitchEdits("off", names, engine)
+    return SwitchEdits("clear", names, engine)
+
+
+def _read_start(rest: str) -> StartEngine:
+    form = ENGINE_FORMS["start"]
+    arguments = read_arguments(rest, form=form, flags=("--restart",))
+    if len(arguments.words) != 1:
+        got = f"; got {', '.join(arguments.words)}" if arguments.words else ""
+        raise CellUsageError(f"%engine start takes one model{got}. Write: {form}")
+    options = dict(arguments.options)
+    if options.pop("restart", "False") not in ("True", "False"):
+        raise CellUsageError(f"restart= is True or False. Write: {form}")
+    restart = bool(arguments.flags) or arguments.options.get("restart") == "True"
+    return StartEngine(text_expression(arguments.words[0]), options, restart)
+
+
+def _read_log(rest: str) -> EngineLog:
+    form = ENGINE_FORMS["log"]
+    words = rest.split()
+    lines = LOG_LINES
+    if "-n" in words:
+        at = words.index("-n")
+        count = words[at + 1] if at + 1 < len(words) else ""
+        if not count.isdecimal():
+            raise CellUsageError(f"-n takes a number of lines; got {count!r}. Write: {form}")
+        lines = int(count)
+        del words[at : at + 2]
+    arguments = read_arguments(" ".join(words), form=form)
+    _refuse_more(arguments, 1, form)
+    return EngineLog(text_expression(arguments.words[0]) if arguments.words else None, lines)
+
+
+def _split(magic: str, line: str, forms: Mapping[str, str]) -> tuple[str, str]:
+    """The sub-command and what follows it."""
+    words = line.split(None, 1)
+    if not words:
+        return "", ""
+    action, rest = words[0], words[1] if len(words) > 1 else ""
+    if action not in forms:
+        hint = nearest(action, forms)
+        form = next((forms[known] for known in forms if f"{known!r}" in hint), f"{magic} {'|'.join(forms)}")
+        raise CellUsageError(f"{magic} has no sub-command {action!r}.{hint} Write: {form}")
+    return action, rest
+
+
+def _refuse_more(arguments: Arguments, words: int, form: str, options: tuple[str, ...] = ()) -> None:
+    wrong = [*arguments.words[words:], *(f"{name}=" for name in arguments.options if name not in options)]
+    if wrong:
+        raise CellUsageError(f"{', '.join(wrong)} is not understood here. Write: {form}")

@@ -1,0 +1,220 @@
+"""`%engine` and `%edits`: the engine and its edits from a line of a notebook.
+
+Each sub-command is one call of the API, and its answer one sentence or one small table. An engine's start
+takes from seconds to minutes, so it shows one line that moves: a start without a sign of life is
+interrupted by its user. Errors of the engine are plain lines already, and pass through untouched.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from IPython.core.interactiveshell import InteractiveShell
+from IPython.core.magic import no_var_expand
+
+from nnsight_lab.engine.status import duration
+from nnsight_lab.magics.arguments import evaluate
+from nnsight_lab.magics.commands import (
+    ENGINE_FORMS,
+    EngineLog,
+    ListEdits,
+    ListEngines,
+    NamedEngine,
+    StartEngine,
+    SwitchEdits,
+    read_edits,
+    read_engine,
+)
+from nnsight_lab.magics.contract import Engine, StartProgress, chosen_engine, lab
+from nnsight_lab.magics.drawing import Canvas, Drawing, sentence, show, table
+
+#: As people write them.
+_DEVICES = {"cpu": "CPU", "cuda": "GPU"}
+
+
+class LineMagics:
+    """The two line magics, bound to a shell."""
+
+    def __init__(self, shell: InteractiveShell) -> None:
+        self._shell = shell
+
+    @no_var_expand
+    def engine(self, line: str = "") -> None:
+        """Starts, shows and stops engines.
+
+        %engine start MODEL option=value … [--restart]
+            Starts an engine and binds `engine` and `model`. A live engine of the same name and
+            configuration is taken as it is. Options are those of `lab.start` (`name=`, `mode=`) and of
+            vLLM (`max_model_len=512`, `dtype=bfloat16`, `tensor_parallel_size=2`); values are Python
+            literals, else strings; `$name` and `{expression}` are your variables.
+        %engine
+        %engine status [NAME]          what the engine is and does
+        %engine list                   every engine of this kernel
+        %engine log [NAME] [-n LINES]  the end of its log
+        %engine restart [NAME]         stops it and starts it again, with the same configuration
+        %engine stop [NAME]            stops it, and frees its memory
+        """
+        command = read_engine(line)
+        if isinstance(command, StartEngine):
+            self._start(command)
+        elif isinstance(command, ListEngines):
+            self._list()
+        elif isinstance(command, EngineLog):
+            self._log(command)
+        else:
+            self._named(command)
+
+    @no_var_expand
+    def edits(self, line: str = "") -> None:
+        """Shows and switches the edits that `%%edit` cells left on an engine.
+
+        %edits                     every edit: its version, whether it is on, hits, errors
+        %edits on NAME …           requests run it from now on
+        %edits off NAME …          they do not, and it stays installed
+        %edits clear NAME …        removes it
+        %edits clear --all         removes every edit
+
+        `engine=NAME` at the end of any of these names another engine than the current one.
+        """
+        command = read_edits(line)
+        engine = chosen_engine(self._name(command.engine))
+        if isinstance(command, ListEdits):
+            show(edits_table(engine))
+            return
+        self._switch(engine, command)
+
+    def _start(self, command: StartEngine) -> None:
+        model = evaluate(command.model, self._shell.user_ns)
+        options = {name: evaluate(source, self._shell.user_ns) for name, source in command.options.items()}
+        if not isinstance(model, str):
+            model = str(model)  # a Path
+        name = str(options.get("name", "main"))
+        wait = StartLine(f"engine {name}", model)
+        engine = wait.around(
+            lambda: lab().start(model, restart=command.restart, progress=wait.progress, **options)
+        )
+        self._bind(engine)
+
+    def _named(self, command: NamedEngine) -> None:
+        name = self._name(command.name)
+        if command.action == "stop":
+            show(sentence(str(lab().stop(chosen_engine(name).name))))
+        elif command.action == "restart":
+            name = chosen_engine(name).name
+            wait = StartLine(f"engine {name}", "")
+            self._bind(wait.around(lambda: lab().restart(name, progress=wait.progress)))
+        elif name is None and not lab().engines():
+            show(sentence(f"No engine is running. Start one: {ENGINE_FORMS['start']}"))
+        else:
+            show(status_drawing(chosen_engine(name)))
+
+    def _list(self) -> None:
+        engines = lab().engines()
+        if not engines:
+            show(sentence(f"No engine is running. Start one: {ENGINE_FORMS['start']}"))
+            return
+        current = chosen_engine().name
+        rows = [
+            (name, engine.status().model, engine.mode, engine.status().state, "current" * (name == current))
+            for name, engine in engines.items()
+        ]
+        show(table(("name", "model", "mode", "state", ""), rows))
+
+    def _log(self, command: EngineLog) -> None:
+        log = chosen_engine(self._name(command.name)).log
+        show(sentence(f"{log.tail(command.lines).rstrip()}\n\nThe whole log: {log.path}"))
+
+    def _switch(self, engine: Engine, command: SwitchEdits) -> None:
+        if not command.names:
+            count = len(list(engine.edits))
+            engine.edits.clear()
+            show(sentence(f"Cleared {count} edit{'' if count == 1 else 's'} of engine {engine.name}."))
+            return
+        names = [str(evaluate(source, self._shell.user_ns)) for source in command.names]
+        edits = [engine.edits[name] for name in names]  # all are looked up before any is switched
+        for edit in edits:
+            if command.action == "on":
+                edit.switch_on()
+            elif command.action == "off":
+                edit.switch_off()
+            else:
+                edit.clear()
+        done = {"on": "on", "off": "off", "clear": "cleared"}[command.action]
+        show(sentence(f"{', '.join(names)}: {done}"))
+
+    def _bind(self, engine: Engine) -> None:
+        self._shell.user_ns.update({"engine": engine, "model": engine.model})
+
+    def _name(self, source: str | None) -> str | None:
+        return None if source is None else str(evaluate(source, self._shell.user_ns))
+
+
+class StartLine:
+    """The one line of a start: the phases with their times, then what came of it."""
+
+    def __init__(self, head: str, model: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._head = head
+        self._model = f" {model}" if model else ""
+        self._clock = clock
+        self._began_s = clock()
+        self._canvas = Canvas()
+
+    def progress(self, state: StartProgress) -> None:
+        """Shows how far the start is."""
+        behind = "".join(f"{phase} {seconds:.1f} s · " for phase, seconds in state.done)
+        text = f"{self._head}:{self._model} … {behind}{state.phase} ({state.elapsed_s:.0f} s in all)"
+        self._canvas.draw(sentence(text))
+
+    def around(self, start: Callable[[], Engine]) -> Engine:
+        """Runs a start, and says what came of it; an error passes through."""
+        try:
+            engine = start()
+        except BaseException:
+            self._canvas.finish(sentence(f"{self._head}:{self._model} not started ({self._elapsed()})"))
+            raise
+        model = self._model or f" {engine.status().model}"
+        status = engine.status()
+        if engine.already_running:
+            text = (
+                f"{self._head}:{model} already running with this configuration (up {duration(status.up_s)})"
+            )
+        else:
+            kind = ", ".join(
+                part for part in (engine.mode, _DEVICES.get(status.device, status.device)) if part
+            )
+            text = f"{self._head}:{model} ready in {self._elapsed()} ({kind})"
+        self._canvas.finish(sentence(text))
+        return engine
+
+    def _elapsed(self) -> str:
+        return f"{self._clock() - self._began_s:.1f} s"
+
+
+def edits_table(engine: Engine) -> Drawing:
+    """The edits of an engine, one a row."""
+    rows: list[tuple[Any, ...]] = [
+        (
+            edit.name,
+            edit.version,
+            "on" if edit.on else "off",
+            edit.hits,
+            f"{edit.errors}: {first_line(edit.last_error)}" if edit.errors else "0",
+        )
+        for edit in engine.edits
+    ]
+    if not rows:
+        return sentence(f"Engine {engine.name} has no edits. A cell that starts with %%edit NAME leaves one.")
+    return table(("edit", "version", "", "hits", "errors"), rows)
+
+
+def status_drawing(engine: Engine) -> Drawing:
+    """An engine's status: a table of two columns, and its own text."""
+    status = engine.status()
+    return Drawing(table(("", ""), status.rows()).html, str(status))
+
+
+def first_line(value: object) -> str:
+    """The first line of a value's text."""
+    return (str(value).strip().splitlines() or [""])[0]
