@@ -1,0 +1,42 @@
+# Every target sets the environment up by itself: on a fresh machine `make demo` is all there is to type.
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.setup-stamp
+# JupyterLab refuses to run as root unless told that it may.
+ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo lab test check format clean
+
+help:  ## list the targets
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## */make \1\t/' | expand -t 14
+
+$(STAMP): pyproject.toml scripts/setup.sh
+	@scripts/setup.sh
+
+setup: $(STAMP)  ## make .venv (quick once it is there)
+
+demo: $(STAMP)  ## run the quickstart notebook without a browser, on a small model
+	@$(BIN)/nnsight-lab demo
+
+lab: $(STAMP)  ## open the quickstart notebook in JupyterLab
+	$(BIN)/jupyter lab $(ROOT) notebooks/00_quickstart.ipynb
+
+test: $(STAMP)  ## run every test (ARGS='-k name' chooses)
+	@if grep -rqs 'mark\.browser' tests; then scripts/setup.sh browser; fi
+	$(BIN)/python -m pytest $(ARGS)
+
+check: $(STAMP)  ## format, lint, types, room order, house rules
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -m pytest -q tests/test_house.py
+
+format: $(STAMP)  ## format and mend what can be mended
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:  ## remove .venv and every cache in this directory
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -not -path './node_modules/*' -prune -exec rm -rf {} +

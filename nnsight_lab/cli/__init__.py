@@ -1,0 +1,1 @@
+"""The command line. Each subcommand is one module with ``add_parser``; see `nnsight_lab.cli.main`."""

@@ -1,0 +1,69 @@
+"""``nnsight-lab bench``: measure, side by side with the peer in one run."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import sys
+from typing import Any
+
+from nnsight_lab.errors import CellUsageError
+
+
+def add_parser(sub: Any) -> None:
+    parser: argparse.ArgumentParser = sub.add_parser(
+        "bench",
+        help="measure against plain vLLM and the peers",
+        description="Measure, side by side with the peer in one run, as ratios.",
+    )
+    works = parser.add_subparsers(title="works", metavar="WORK", required=True)
+    engine = works.add_parser(
+        "engine",
+        help="what the engine costs over plain vLLM (a few minutes)",
+        description="Generate and trace 64 prompts on our engine, on plain vLLM and on stock nnsight, in "
+        "interleaved rounds; the figures are medians of the ratios within a round.",
+    )
+    engine.add_argument("--model", default="demo", help="as for `%%engine start` (default: demo)")
+    engine.add_argument("--mode", choices=("sync", "async", "both"), default="both")
+    engine.add_argument("--rounds", type=int, default=7, metavar="N")
+    engine.add_argument("--no-nnsight", action="store_true", help="leave stock nnsight out")
+    engine.add_argument("--json", action="store_true", help="print one JSON object")
+    engine.add_argument("option", nargs="*", help="vLLM engine options, as name=value")
+    engine.set_defaults(run=run_engine)
+
+
+def run_engine(arguments: argparse.Namespace) -> int:
+    # Local: torch and vLLM, which `--help` should not wait for.
+    from nnsight_lab.bench.engine import report
+
+    options = dict(_option(word) for word in arguments.option)
+    modes = ("sync", "async") if arguments.mode == "both" else (arguments.mode,)
+    found = report(
+        modes,
+        model=arguments.model,
+        repeat=arguments.rounds,
+        nnsight=not arguments.no_nnsight,
+        say=lambda text: print(f"bench: {text}", file=sys.stderr, flush=True),
+        **options,
+    )
+    if arguments.json:
+        print(json.dumps(found, indent=1))
+        return 0
+    for row in found["rows"]:
+        print(f"{row['mode']}: {row['prompts']} prompts x {row['new_tokens']} tokens, {row['rounds']} rounds")
+        for name in ("nothing_registered", "trace64", "edit64", "nnsight_trace64"):
+            if f"{name}_vs_plain" in row:
+                print(f"  {name + ' / plain vLLM':<34} {row[f'{name}_vs_plain']:.3f}")
+        print(f"  {'first token, cell above generate':<34} {row['first_token_overhead_ms']:.2f} ms")
+    return 0
+
+
+def _option(word: str) -> tuple[str, Any]:
+    name, equals, text = word.partition("=")
+    if not equals or not name.isidentifier():
+        raise CellUsageError(f"{word!r} is not an engine option: write name=value, as in dtype=float32.")
+    try:
+        return name, ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return name, text
