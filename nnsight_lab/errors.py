@@ -29,6 +29,8 @@ LabError
     CannotTravel                  a saved object has no form outside the worker
     AmbiguousSave                 two blocks saved that name; also a KeyError
     SaveNotFound                  nothing was saved under that name; also a KeyError
+    FileRefused                   a file of saves is damaged, cut off, or not one
+    OverBudget                    saved values do not fit where they are kept; names them and their bytes
 ```
 """
 
@@ -65,13 +67,15 @@ class PlainError(LabError):
 
     #: Set to see full tracebacks of these errors too, while developing the package itself.
     show_traceback = False
+    #: What the line begins with; the class's name where it is empty.
+    shown_as = ""
 
     def _render_traceback_(self, *_: Any, **__: Any) -> list[str]:
         if self.show_traceback:
             import traceback  # only here: a plain line needs none
 
             return traceback.format_exception(self)
-        return [f"\x1b[31m{type(self).__name__}\x1b[0m: {self}"]
+        return [f"\x1b[31m{self.shown_as or type(self).__name__}\x1b[0m: {self}"]
 
 
 class CellUsageError(PlainError):
@@ -265,3 +269,30 @@ class SaveNotFound(SavesError, KeyError):
 
     def __str__(self) -> str:
         return str(self.args[0]) if self.args else ""
+
+
+class FileRefused(SavesError, PlainError):
+    """A file of saves that cannot be trusted; the message names the file and what is wrong with it."""
+
+
+class OverBudget(SavesError, PlainError):
+    """Saved values do not fit where they would be kept.
+
+    Attributes:
+        asked_bytes: What was to be kept.
+        allowed_bytes: What may be.
+        values: The values by name, each with its bytes.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        asked_bytes: int = 0,
+        allowed_bytes: int = 0,
+        values: Sequence[tuple[str, int]] = (),
+    ) -> None:
+        super().__init__(message)
+        self.asked_bytes = asked_bytes
+        self.allowed_bytes = allowed_bytes
+        self.values = tuple(values)

@@ -57,6 +57,16 @@ class Saves(Mapping[str, Any]):
             raise AmbiguousSave(f"{name!r} was saved by {len(holders)} blocks: read {ways}.")
         return self._blocks[holders[0]][name]
 
+    def __contains__(self, name: object) -> bool:
+        # Not the Mapping's own, nor its `get`: to those an ambiguous name is one that is not there.
+        return any(name in values for values in self._blocks.values())
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The value, or ``default`` where nobody saved that name; `AmbiguousSave` where two did."""
+        if name not in self:
+            return default
+        return self[name]
+
     def __iter__(self) -> Iterator[str]:
         seen: dict[str, None] = {}
         for values in self._blocks.values():

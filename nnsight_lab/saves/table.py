@@ -1,0 +1,76 @@
+"""How saves look when a notebook shows them: a line of text, or a small table of the newest.
+
+The table has no colours of its own but JupyterLab's variables, with fallbacks that follow the text, so it
+reads on light and dark alike and in a saved notebook.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from typing import Final, NamedTuple
+
+from nnsight_lab.saves.label import SaveLabel
+
+ROWS: Final = 20
+_BORDER = "border-bottom:1px solid var(--jp-border-color2, currentColor)"
+_CELL = "padding:2px 10px 2px 0;text-align:left;color:inherit;background:transparent"
+
+
+class Row(NamedTuple):
+    """One saved value in a table."""
+
+    request: str
+    block: str
+    name: str
+    shape: str
+    dtype: str
+    size: str
+
+
+def shown(nbytes: int) -> str:
+    """A number of bytes for reading: ``"1.25 GB"``."""
+    for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if nbytes >= size:
+            return f"{nbytes / size:.3g} {unit}" if nbytes < 1000 * size else f"{nbytes / size:,.0f} {unit}"
+    return f"{nbytes} B"
+
+
+def rows_of(saves: Iterable[Sequence[SaveLabel]]) -> list[Row]:
+    """A row per saved value, given the labels of each; the first `ROWS`."""
+    return [_row(labels) for labels in islice((labels for labels in saves if labels), ROWS)]
+
+
+def _row(labels: Sequence[SaveLabel]) -> Row:
+    first = labels[0]
+    tensors = [label for label in labels if label.kind in ("tensor", "array")]
+    shapes = {label.shape for label in tensors}
+    dtypes = {label.dtype for label in tensors} or {first.dtype}
+    shape = ""
+    if tensors:
+        count = f" × {len(tensors):,}" if len(tensors) > 1 else ""
+        shape = (str(list(tensors[0].shape)) if len(shapes) == 1 else "several") + count
+    return Row(
+        first.request_id,
+        first.block,
+        first.name if not first.sequence else f"{first.name} (sequence {first.sequence})",
+        shape,
+        ", ".join(sorted(dtypes)),
+        shown(sum(label.bytes for label in labels)) if tensors else "",
+    )
+
+
+def as_html(title: str, rows: Sequence[Row], more: int) -> str:
+    """The table, and how many saved values are not in it."""
+    head = "".join(f'<th style="{_CELL};{_BORDER}">{name}</th>' for name in Row._fields)
+    body = "".join(
+        "<tr>" + "".join(f'<td style="{_CELL}">{html.escape(cell)}</td>' for cell in row) + "</tr>"
+        for row in rows
+    )
+    rest = f"<div>and {more:,} more</div>" if more else ""
+    return (
+        f'<div style="color:var(--jp-ui-font-color1, inherit)"><div>{html.escape(title)}</div>'
+        f'<table style="border-collapse:collapse"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
+        f"{rest}</div>"
+    )

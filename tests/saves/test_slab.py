@@ -1,0 +1,174 @@
+import gc
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from nnsight_lab.saves.slab import MIN_SLAB, NoRoom, Place, SlabPool, SlabReader, aligned, sweep
+from nnsight_lab.wire.limits import WireError
+from nnsight_lab.wire.packed import Extent, Layout, Packed, unpack
+
+SHM = Path("/dev/shm")
+MIB = 2**20
+
+
+@pytest.fixture
+def name() -> Iterator[str]:
+    name = f"test{os.getpid()}"
+    yield name
+    assert not list(SHM.glob(f"nnsight_lab.{name}.*"))
+
+
+def pool(name: str, tmp_path: Path, memory: int, disk: int = 0, **more: int) -> SlabPool:
+    return SlabPool(name, 0, [Place(SHM, memory), Place(tmp_path, disk)], **more)
+
+
+def put(slabs: SlabPool, value: object) -> Packed:
+    layout = Layout.of(value, name="saves")
+    extent = slabs.allocate(layout.nbytes)
+    layout.copy_into(slabs.view(extent))
+    return layout.packed(extent)
+
+
+def test_values_come_through_shared_memory_as_they_were(name: str, tmp_path: Path) -> None:
+    slabs, reader = pool(name, tmp_path, 64 * MIB), SlabReader(lambda extent: None)
+    shared = torch.randn(3, 4).to(torch.bfloat16)
+    value = {
+        "a": shared,
+        "again": shared,
+        "list": [torch.tensor(1.5), torch.empty(0, 7), torch.arange(6).view(2, 3).T],
+        "text": "x",
+        "none": None,
+    }
+    found = unpack(put(slabs, value), reader.open)
+    assert found["a"].equal(shared)
+    assert found["a"].dtype is torch.bfloat16
+    assert found["again"] is found["a"]
+    assert found["list"][0].shape == ()
+    assert found["list"][1].shape == (0, 7)
+    assert found["list"][2].equal(value["list"][2])  # type: ignore[index]
+    assert (found["text"], found["none"]) == ("x", None)
+    slabs.close()
+
+
+def test_the_reader_sees_the_writers_memory_and_nothing_was_copied(name: str, tmp_path: Path) -> None:
+    slabs, reader = pool(name, tmp_path, 64 * MIB), SlabReader(lambda extent: None)
+    packed = put(slabs, {"x": torch.zeros(4)})
+    found = unpack(packed, reader.open)
+    slabs.view(packed.extent).view(torch.float32)[0] = 7
+    assert found["x"][0] == 7
+    slabs.close()
+
+
+def test_a_piece_is_let_go_with_its_last_tensor_and_not_before(name: str, tmp_path: Path) -> None:
+    gone: list[Extent] = []
+    slabs, reader = pool(name, tmp_path, 64 * MIB), SlabReader(gone.append)
+    packed = put(slabs, {"x": torch.zeros(4), "y": [torch.ones(2)]})
+    found = unpack(packed, reader.open)
+    row = found["y"][0][1:]
+    del found
+    gc.collect()
+    assert gone == []
+    del row
+    gc.collect()
+    assert gone == [packed.extent]
+    slabs.close()
+
+
+def test_returned_pieces_are_used_again_and_neighbours_merge(name: str, tmp_path: Path) -> None:
+    slabs = pool(name, tmp_path, 64 * MIB)
+    pieces = [slabs.allocate(MIB) for _ in range(8)]
+    assert len({piece.path for piece in pieces}) == 1
+    slabs.release(pieces[2:4] + pieces[5:6])
+    assert slabs.allocate(2 * MIB).offset == pieces[2].offset
+    slabs.release([pieces[0], pieces[1]])
+    assert slabs.allocate(2 * MIB).offset == 0
+    assert slabs.total_bytes == MIN_SLAB
+    slabs.close()
+
+
+def test_past_the_memory_budget_slabs_go_on_disk_and_past_that_they_are_refused(
+    name: str, tmp_path: Path
+) -> None:
+    slabs = pool(name, tmp_path, 4 * MIB, 8 * MIB)
+    first = slabs.allocate(3 * MIB)
+    assert Path(first.path).parent == SHM
+    second = slabs.allocate(7 * MIB)
+    assert Path(second.path).parent == tmp_path
+    with pytest.raises(NoRoom) as refused:
+        slabs.allocate(9 * MIB)
+    assert refused.value.asked_bytes == 9 * MIB
+    slabs.close()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_budget_of_nothing_refuses_everything(name: str, tmp_path: Path) -> None:
+    with pytest.raises(NoRoom):
+        pool(name, tmp_path, 0, 0).allocate(1)
+
+
+def test_idle_memory_beyond_what_is_kept_warm_returns_to_the_system(name: str, tmp_path: Path) -> None:
+    slabs = pool(name, tmp_path, 512 * MIB, warm_bytes=MIN_SLAB)
+    large, small = slabs.allocate(200 * MIB), slabs.allocate(MIB)
+    assert slabs.total_bytes == aligned(200 * MIB) + MIN_SLAB
+    assert slabs.release([large]) == [large.path]
+    assert slabs.total_bytes == MIN_SLAB
+    assert slabs.release([small]) == []
+    slabs.close()
+
+
+def test_a_mapped_slab_has_no_name_so_nothing_is_left_when_both_ends_die(name: str, tmp_path: Path) -> None:
+    slabs, reader = pool(name, tmp_path, 64 * MIB), SlabReader(lambda extent: None)
+    packed = put(slabs, {"x": torch.zeros(4)})
+    assert Path(packed.extent.path).exists()
+    kept = unpack(packed, reader.open)
+    assert not Path(packed.extent.path).exists()
+    assert kept["x"].sum() == 0
+    slabs.close()
+
+
+def test_slabs_of_a_dead_worker_are_swept_and_those_of_a_living_one_are_not(
+    name: str, tmp_path: Path
+) -> None:
+    slabs = pool(name, tmp_path, 64 * MIB)
+    alive = Path(slabs.allocate(1).path)
+    dead = subprocess.run(
+        [sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True, check=True
+    )
+    orphan = tmp_path / f"nnsight_lab.{name}.{dead.stdout.strip()}.0.0"
+    orphan.write_bytes(b"x")
+    assert orphan in sweep([tmp_path, SHM])
+    assert alive.exists()
+    slabs.close()
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ((0, "float32", (10**12,)), "does not lie in"),
+        ((-64, "float32", (1,)), "cannot be"),
+        ((0, "object", (1,)), "cannot be"),
+        ((0, "float32", (-1,)), "cannot be"),
+        ((10**15, "float32", (1,)), "does not lie in"),
+    ],
+)
+def test_a_message_that_points_outside_its_piece_is_refused(
+    name: str, tmp_path: Path, spec: tuple[int, str, tuple[int, ...]], said: str
+) -> None:
+    slabs, reader = pool(name, tmp_path, 64 * MIB), SlabReader(lambda extent: None)
+    packed = put(slabs, {"x": torch.zeros(4)})
+    with pytest.raises(WireError, match=said):
+        unpack(Packed(packed.tree, packed.extent, (spec,)), reader.open)
+    slabs.close()
+
+
+def test_a_piece_of_a_file_that_is_no_slab_is_not_opened(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_bytes(b"0" * 128)
+    with pytest.raises(ValueError, match="not a slab"):
+        SlabReader(lambda extent: None).open(Extent(str(secret), 128, 0, 64, 0))
+    assert secret.exists()
