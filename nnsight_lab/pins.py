@@ -146,7 +146,8 @@ WORKER = (
     Pin(f"{_NN}.intervention.interleaver", "Mediator.switch", "what a block asked for"),
     Pin(f"{_NN}.intervention.interleaver", "Mediator.handle", "private copies", ("provider", "value")),
     Pin(f"{_NN}.intervention.interleaver", "dangling_unwind", "reads out of order", ("mediator",)),
-    Pin(f"{_NN}.tracing.tracer", "_saves", "saved values are forgotten when they have left"),
+    Pin(f"{_NN}.tracing.tracer", "_saves", "what a block saved is marked there"),
+    Pin(f"{_NN}.tracing.tracer", "mark", "what a block saved is marked by it", ("value",)),
     Pin("vllm.v1.worker.gpu_model_runner", "GPUModelRunner._update_states", "a step's requests"),
     Pin("vllm.v1.worker.gpu_model_runner", "GPUModelRunner.sample_tokens", "logits are served"),
     Pin("vllm.v1.worker.gpu_model_runner", "GPUModelRunner._sample", "samples are served"),
@@ -238,6 +239,30 @@ def keep_cpu_weights() -> None:
 
     keeping.keeps_weight = True  # type: ignore[attr-defined]
     utils.dispatch_cpu_unquantized_gemm = keeping
+
+
+def marks_by_block() -> None:
+    """Keep the marks of ``.save()`` by block, in a worker.
+
+    nnsight marks a saved value by its ``id`` in one set for all requests of a step. A value that
+    several requests share (a constant of the block's code, a small int, True) is then marked for all
+    of them by one, and unmarked for all by the first that goes home: the others lose it.
+    """
+    from greenlet import getcurrent
+    from nnsight.tracing import tracer
+
+    everybodys = tracer._saves
+    if getattr(everybodys, "by_block", False):
+        return
+
+    def saves() -> set[int]:
+        mediator = getattr(getcurrent(), "mediator", None)
+        block = mediator() if mediator is not None else None
+        marks: set[int] = everybodys() if block is None else block.marks
+        return marks
+
+    saves.by_block = True  # type: ignore[attr-defined]
+    tracer._saves = saves
 
 
 def ask_for_amx() -> None:

@@ -10,7 +10,9 @@ pallets/jinja src/jinja2/debug.py).
 from __future__ import annotations
 
 import linecache
+import os
 import re
+import sysconfig
 from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Any
@@ -24,6 +26,11 @@ from nnsight_lab.wire.messages import Frame, WorkerError
 #: ``[helper:12] /tmp/cell.py``: how nnsight names a function it rebuilt from source.
 _REBUILT = re.compile(r"^\[[^\]]*:\d+\] (?P<path>.+)$")
 _BLOCK = re.compile(r"^<block [0-9a-f]+> (?P<path>.+)$")
+#: Where code lives that is not the user's: Python, what is installed, and this package.
+_INSTALLED = (
+    *{sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")},
+    os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep,
+)
 
 
 def capture(
@@ -42,7 +49,7 @@ def capture(
     frames = []
     while traceback is not None:
         code = traceback.tb_frame.f_code
-        if code.co_filename.startswith(BLOCK_MARK) or _REBUILT.match(code.co_filename):
+        if _users(code.co_filename):
             frames.append(Frame(code.co_filename, traceback.tb_lineno, code.co_name, ""))
         traceback = traceback.tb_next
     early = isinstance(exception, EarlyStopException)
@@ -56,6 +63,13 @@ def capture(
         requested=tuple(requested) if disordered else (),
         order=tuple(location for location in order if location in asked) if disordered else (),
     )
+
+
+def _users(filename: str) -> bool:
+    """Whether a frame is in a block, in a function that came with it, or in a module of the user's own."""
+    if filename.startswith(BLOCK_MARK) or _REBUILT.match(filename):
+        return True
+    return os.path.isabs(filename) and not filename.startswith(_INSTALLED)
 
 
 def home(filename: str) -> str:

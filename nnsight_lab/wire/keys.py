@@ -10,8 +10,16 @@ EDITS_KEY = "lab_edits"
 #: The block name under which a trace's own saves come home; an edit cannot be called that.
 TRACE_BLOCK = "trace"
 
+#: In ``SamplingParams.extra_args``: how many bytes the request's blocks may save (int).
+BUDGET_KEY = "lab_budget"
+
+#: In vLLM's ``additional_config``: how a worker's saves travel (see `nnsight_lab.worker.courier`).
+SAVES_CONFIG = "nnsight_lab_saves"
+
 #: Worker methods reached by ``collective_rpc``.
 COLLECT = "lab_collect"
 REGISTER = "lab_register"
 CLEAR = "lab_clear"
+RELEASE = "lab_release"
+FREE = "lab_free"
 COUNT = "nnsight_request_count"

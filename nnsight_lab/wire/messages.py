@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from nnsight_lab.wire.packed import Packed
 from nnsight_lab.wire.registry import register
 
 
@@ -146,11 +147,13 @@ class BlockSaves:
         block: ``"trace"``, or the edit's name.
         values: The saved values by the name they were saved under.
         error: Why the block ended early, if it did; what it saved until then is still here.
+        packed: The same dictionary with its tensors in shared memory; ``values`` is then empty.
     """
 
     block: str
     values: dict[str, Any]
     error: WorkerError | None = None
+    packed: Packed | None = None
 
 
 @register

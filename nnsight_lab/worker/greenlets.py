@@ -12,7 +12,9 @@ from typing import Any
 from nnsight.intervention.interleaver import Mediator
 
 from nnsight_lab.blocks.block import Block
+from nnsight_lab.wire.messages import WorkerError
 from nnsight_lab.worker.batching import LabBatcher, Visit
+from nnsight_lab.worker.courier import Parcel
 
 #: Reads remembered for error messages; a loop over tokens asks for the same few again and again.
 _REMEMBERED = 64
@@ -23,6 +25,10 @@ class BlockMediator(Mediator):
 
     Attributes:
         requested: Location -> the line that first asked for it, in order of asking.
+        marks: The ids of the values it marked with ``.save()`` (see `nnsight_lab.pins.marks_by_block`).
+        nnsight_saved: The names it saved, as of the last step.
+        lab_error: What it raised, as data.
+        parcel: What it saved, packed to leave; None until then.
     """
 
     def __init__(self, block: Block, code: CodeType) -> None:
@@ -30,6 +36,10 @@ class BlockMediator(Mediator):
         self.presaved = set(block.presaved)
         self.requested: dict[str, int] = {}
         self.filename = code.co_filename
+        self.marks: set[int] = set()
+        self.nnsight_saved: set[str] = set()
+        self.lab_error: WorkerError | None = None
+        self.parcel: Parcel | None = None
 
     def switch(self, *args: Any) -> Any:
         pending = super().switch(*args)

@@ -3,7 +3,7 @@
 A notebook's stop button sends SIGINT to the kernel's whole process *group*, and vLLM's EngineCore
 and workers take that as "exit": the model is gone. A SIGKILLed kernel, on the other hand, leaves
 EngineCore running as an orphan. So a process of a lab engine moves into a group of its own and
-asks the kernel of the operating system to be terminated with its parent. vLLM loads this through
+asks the operating system to be killed with its parent. vLLM loads this through
 its ``vllm.general_plugins`` entry point in each process; without the environment that
 `nnsight_lab.engine` sets it does nothing, so other uses of vLLM in the same environment are not
 touched. Linux only, as vLLM's engine is.
@@ -38,10 +38,12 @@ def plugin() -> None:
     with contextlib.suppress(OSError):  # already a leader: the group is its own
         os.setpgid(0, 0)
     parent = os.getppid()
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM))
+    # SIGKILL: vLLM's handler of SIGTERM can wait for itself for ever when several arrive at once, and
+    # a process whose kernel is gone has nothing left to put in order.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
     # The parent may have ended between its fork and the line above; then no signal will come.
     if os.getppid() != parent or parent == 1:
-        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _log_to_file() -> None:

@@ -17,8 +17,10 @@ from nnsight.modeling.vllm.model_runners.GPUModelRunner import Request, Requests
 
 from nnsight_lab.blocks import errors
 from nnsight_lab.blocks.block import Block
-from nnsight_lab.wire.keys import EDITS_KEY, TRACE_BLOCK, TRACE_KEY
+from nnsight_lab.wire.keys import BUDGET_KEY, EDITS_KEY, TRACE_BLOCK, TRACE_KEY
 from nnsight_lab.wire.messages import BlockSaves, RequestSaves, SequenceSaves, WorkerError
+from nnsight_lab.worker.caches import plain
+from nnsight_lab.worker.courier import Courier
 from nnsight_lab.worker.greenlets import BlockMediator
 
 
@@ -33,11 +35,12 @@ class Template(NamedTuple):
 class LabRequest(Request):
     """A tracked request; ``copies`` is keyed by registration id, in the order the edits run."""
 
-    __slots__ = ("block_errors", "names")
+    __slots__ = ("allowed_bytes", "block_errors", "names")
 
     def __init__(self, request_id: str) -> None:
         super().__init__(request_id)
         self.names: dict[str, str] = {}
+        self.allowed_bytes: int | None = None
         self.block_errors: dict[str, WorkerError] = {}
 
 
@@ -46,10 +49,11 @@ class LabRequests(Requests):
 
     templates: dict[str, Template]
 
-    def __init__(self) -> None:
+    def __init__(self, interleaver: Any, courier: Courier) -> None:
         super().__init__()
-        #: nnsight's interleaver of this worker, for the order in which locations were reached.
-        self.interleaver: Any = None
+        #: nnsight's, of this worker: it knows the order in which locations were reached.
+        self.interleaver = interleaver
+        self.courier = courier
 
     # -- edits ---------------------------------------------------------------------------------
 
@@ -82,6 +86,7 @@ class LabRequests(Requests):
             if not wanted and payload is None:
                 continue
             request = self.requests[data.req_id] = LabRequest(data.req_id)
+            request.allowed_bytes = extra.get(BUDGET_KEY)
             for registration_id in wanted:
                 template = self.templates.get(registration_id)
                 if template is None:
@@ -108,7 +113,7 @@ class LabRequests(Requests):
                 continue
             if state.num_computed_tokens + scheduled >= state.num_prompt_tokens:
                 continue
-            request.error = WorkerError(
+            error = WorkerError(
                 "ChunkedPrompt",
                 f"the {state.num_prompt_tokens}-token prompt was split across steps by chunked prefill "
                 f"({scheduled} tokens in this one), so no block could see it whole: start the engine "
@@ -118,6 +123,10 @@ class LabRequests(Requests):
                 (),
                 (),
             )
+            # Each block's own, so that an edit's is counted and raised as the edit's.
+            request.block_errors = dict.fromkeys(request.names.values(), error)
+            if request.mediator is not None:
+                request.block_errors[TRACE_BLOCK] = error
             request.mediator = None
             request.copies = {}
 
@@ -126,14 +135,14 @@ class LabRequests(Requests):
     def harvest(self, finished: set[str]) -> None:
         """Nothing: a request's blocks are wound up when it is collected, with its output at hand."""
 
-    def record(self, mediator: Any) -> None:
+    def record(self, mediator: BlockMediator) -> None:
         """Note which names were saved, and the error if there is one, on the block's own thread."""
-        exception = mediator.exception
-        if exception is not None and getattr(mediator, "lab_error", None) is None:
-            mediator.lab_error = self._capture(mediator, exception)
-        mediator.exception = None  # the base captures in its own form
-        super().record(mediator)
-        mediator.exception = exception
+        bound = {name: id(value) for name, value in mediator.lcls.items()}
+        mediator.nnsight_saved = {name for name, mark in bound.items() if mark in mediator.marks}
+        # A mark without a name is of a value that is gone; its id will be another value's.
+        mediator.marks.intersection_update(bound.values())
+        if mediator.exception is not None and mediator.lab_error is None:
+            mediator.lab_error = self._capture(mediator, mediator.exception)
 
     def finish_dangling(self, mediator: Any, taps: frozenset[str] = frozenset(), quiet: bool = False) -> None:
         """End a block still parked when its request is over: an error, unless a loop outran the request."""
@@ -147,6 +156,17 @@ class LabRequests(Requests):
         except BaseException as thrown:
             if expected is None or thrown is not error:
                 mediator.lab_error = self._capture(mediator, thrown)
+
+    def record_saves(self) -> None:
+        """At the end of a step: note what was saved, and begin to copy what ended blocks saved."""
+        super().record_saves()
+        if not self.courier.overlaps:
+            return
+        for request in self.requests.values():
+            for mediator in request.workers():
+                ended = mediator.worker is not None and not mediator.alive
+                if ended and mediator.parcel is None and mediator.batch_group is not None:
+                    self._pack(mediator, request)
 
     def collect(self, ids: set[str], outputs: dict[str, Any], reporting: bool) -> list[RequestSaves]:
         """Wind up the finished requests named by ``ids`` and take what their blocks saved.
@@ -162,33 +182,57 @@ class LabRequests(Requests):
             if not request.named(ids):
                 continue
             engine_id, index = request.key(ids)
-            blocks = []
-            for registration_id, mediator in request.copies.items():
-                blocks.append(self._wind_up(mediator, request.names[registration_id], outputs.get(engine_id)))
+            output = outputs.get(engine_id)
+            blocks = [BlockSaves(block, {}, error) for block, error in request.block_errors.items()]
+            blocks += [
+                self._wind_up(mediator, request, request.names[registration_id], output)
+                for registration_id, mediator in request.copies.items()
+            ]
             if request.mediator is not None:
-                own = self._wind_up(request.mediator, TRACE_BLOCK, outputs.get(engine_id))
+                own = self._wind_up(request.mediator, request, TRACE_BLOCK, output)
                 if reporting:
                     blocks.append(own)
             collected.setdefault(engine_id, {})[index] = SequenceSaves(index, tuple(blocks))
             if request.error is not None:
                 failures.setdefault(engine_id, request.error)
             del self.requests[request.id]
+        self.courier.settle()
         return [
             RequestSaves(engine_id, tuple(found[i] for i in sorted(found)), failures.get(engine_id))
             for engine_id, found in collected.items()
         ]
 
-    def _wind_up(self, mediator: BlockMediator, block: str, output: Any) -> BlockSaves:
+    def free(self, ids: set[str]) -> None:
+        """Forget aborted requests, and give back what was already packed of them."""
+        for request in list(self.requests.values()):
+            if not request.named(ids):
+                continue
+            for mediator in request.workers():
+                self.finish_dangling(mediator)
+                if mediator.parcel is not None and mediator.parcel.packed is not None:
+                    self.courier.release([mediator.parcel.packed.extent])
+            del self.requests[request.id]
+
+    def _wind_up(self, mediator: BlockMediator, request: LabRequest, block: str, output: Any) -> BlockSaves:
         if output is not None:
             self.serve_result(mediator, output)
         self.finish_dangling(mediator)
-        if mediator.worker is not None:
-            self.record(mediator)
-        names = getattr(mediator, "nnsight_saved", set()) | mediator.presaved
+        if mediator.parcel is None:
+            if mediator.worker is not None:
+                self.record(mediator)
+            self._pack(mediator, request)
+        parcel = mediator.parcel
+        assert parcel is not None
+        return BlockSaves(block, parcel.values, mediator.lab_error or parcel.error, parcel.packed)
+
+    def _pack(self, mediator: BlockMediator, request: LabRequest) -> None:
+        """Take what an ended block saved, and nothing else it holds."""
+        names = mediator.nnsight_saved | mediator.presaved
         scope = mediator.lcls
         # The block's own order of binding, which is the order a reader expects.
-        values = {name: scope[name] for name in scope if name in names}
-        return BlockSaves(block, values, getattr(mediator, "lab_error", None))
+        saved = {name: scope[name] for name in scope if name in names}
+        values = {name: plain(value) for name, value in saved.items()}
+        mediator.parcel = self.courier.pack(values, allowed_bytes=request.allowed_bytes)
 
     def _capture(self, mediator: Any, exception: BaseException) -> WorkerError:
         return errors.capture(

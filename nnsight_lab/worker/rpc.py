@@ -18,10 +18,25 @@ class LabRPC:
         """Forget edits."""
         self.model_runner.lab_clear(registration_ids)
 
-    def lab_collect(self, ids: list[str], outputs: bytes | None = None) -> bytes:
+    def lab_collect(
+        self, ids: list[str], outputs: bytes | None = None, returned: bytes | None = None
+    ) -> bytes:
         """Take the saves of finished requests."""
-        encoded: bytes = self.model_runner.lab_collect(ids, outputs)
+        encoded: bytes = self.model_runner.lab_collect(ids, outputs, returned)
         return encoded
+
+    def lab_free(self, ids: list[str]) -> None:
+        """Forget aborted requests."""
+        self.model_runner.lab_free(ids)
+
+    def lab_release(self, extents: bytes) -> list[str]:
+        """Take back pieces of shared memory the kernel no longer looks at; returns files given up."""
+        gone: list[str] = self.model_runner.lab_release(extents)
+        return gone
+
+    def lab_used_bytes(self) -> int:
+        """Bytes of shared memory in use by saves that the kernel still looks at."""
+        return int(self.model_runner.courier.used_bytes)
 
     def nnsight_request_count(self) -> int:
         """How many requests with blocks this worker still tracks: 0 when all have gone home."""

@@ -9,14 +9,13 @@ from __future__ import annotations
 from typing import Any
 
 from nnsight.modeling.vllm.model_runners.GPUModelRunner import NNsightGPUModelRunner
-from nnsight.tracing.tracer import _saves
-from vllm.distributed.parallel_state import get_pp_group
+from vllm.distributed.parallel_state import get_pp_group, get_world_group
 
-from nnsight_lab.errors import CannotTravel
+from nnsight_lab import pins
 from nnsight_lab.wire.codec import decode, encode
-from nnsight_lab.wire.messages import BlockSaves, RequestSaves, SequenceSaves, WorkerError
+from nnsight_lab.wire.keys import SAVES_CONFIG
 from nnsight_lab.worker.batching import LabBatcher, LabInterleaver
-from nnsight_lab.worker.caches import plain
+from nnsight_lab.worker.courier import Courier
 from nnsight_lab.worker.requests import LabRequests
 
 
@@ -27,12 +26,16 @@ class LabRunner(NNsightGPUModelRunner):
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         super().load_model(*args, **kwargs)
+        pins.marks_by_block()
         interleaver = self.nnsight_model.interleaver
         interleaver.__class__ = LabInterleaver
         interleaver.spliced = {}
         interleaver.batcher = LabBatcher(None)
-        self.nnsight_requests = LabRequests()
-        self.nnsight_requests.interleaver = interleaver
+        settings = (self.vllm_config.additional_config or {}).get(SAVES_CONFIG)
+        # The rank over tensor and pipeline parallelism: each worker has slabs of its own.
+        self.lab_rank = get_world_group().rank
+        self.courier = Courier(settings, self.lab_rank, self.device)
+        self.nnsight_requests = LabRequests(interleaver, self.courier)
         # A block names envoys of the kernel's tree by path; here they are this worker's own. Else
         # every block would carry the whole tree: 48 kB and 10 ms a request, measured.
         for envoy in self.nnsight_model.modules():
@@ -52,60 +55,23 @@ class LabRunner(NNsightGPUModelRunner):
         for registration_id in registration_ids:
             self.nnsight_requests.unregister(registration_id)
 
-    def lab_collect(self, ids: list[str], outputs: bytes | None) -> bytes:
+    def lab_collect(self, ids: list[str], outputs: bytes | None, returned: bytes | None) -> bytes:
         """Wind up finished requests and return what their blocks saved, as the codec's bytes.
 
         Args:
             ids: The requests, as the engine knows them; those not tracked here are passed over.
             outputs: The finished records by id, encoded, for blocks parked on ``tracer.result``.
+            returned: Pieces of shared memory the kernel no longer looks at.
         """
+        if returned:
+            self.lab_release(returned)
         records = decode(outputs) if outputs else {}
-        reporting = get_pp_group().rank == 0
-        collected = self.nnsight_requests.collect(set(ids), records, reporting)
-        try:
-            brought = [_plain(request) for request in collected]
-            try:
-                return encode(brought)
-            except CannotTravel:
-                return encode([_refused_apart(request) for request in brought])
-        finally:
-            saved = _saves()
-            for request in collected:
-                for sequence in request.sequences:
-                    for block in sequence.blocks:
-                        saved.difference_update(map(id, block.values.values()))
+        return encode(self.nnsight_requests.collect(set(ids), records, get_pp_group().rank == 0))
 
+    def lab_release(self, extents: bytes) -> list[str]:
+        """Take back pieces of this rank's shared memory."""
+        return self.courier.release([e for e in decode(extents) if e.rank == self.lab_rank])
 
-def _plain(request: RequestSaves) -> RequestSaves:
-    """``request`` with the caches it saved as plain data."""
-    sequences = tuple(
-        SequenceSaves(
-            sequence.index,
-            tuple(
-                BlockSaves(
-                    block.block, {name: plain(value) for name, value in block.values.items()}, block.error
-                )
-                for block in sequence.blocks
-            ),
-        )
-        for sequence in request.sequences
-    )
-    return RequestSaves(request.request_id, sequences, request.error)
-
-
-def _refused_apart(request: RequestSaves) -> RequestSaves:
-    """``request`` without the values that cannot travel, each refused as its own block's error."""
-    sequences = []
-    for sequence in request.sequences:
-        blocks = []
-        for block in sequence.blocks:
-            values, error = {}, block.error
-            for name, value in block.values.items():
-                try:
-                    encode(value)
-                    values[name] = value
-                except CannotTravel as refusal:
-                    error = error or WorkerError("CannotTravel", f"{name}: {refusal}", (), False, (), ())
-            blocks.append(BlockSaves(block.block, values, error))
-        sequences.append(SequenceSaves(sequence.index, tuple(blocks)))
-    return RequestSaves(request.request_id, tuple(sequences), request.error)
+    def lab_free(self, ids: list[str]) -> None:
+        """Forget requests that were aborted: what their blocks saved goes nowhere."""
+        self.nnsight_requests.free(set(ids))

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from codec_values import assert_same, bits, keys, tensors, values
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nnsight_lab.wire.codec import decode, encode, encode_parts, flatten, size_of, unflatten
 from nnsight_lab.wire.limits import ALIGNMENT, MAX_DEPTH
 from nnsight_lab.wire.tensors import ALL_DTYPES, DTYPES
+from tests.wire.codec_values import assert_same, bits, keys, tensors, values
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support:UserWarning")
 slow_to_draw = settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)

@@ -1,0 +1,138 @@
+"""Values whose tensors stayed in shared memory: the tree travels, and where each tensor lies."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from nnsight_lab.wire.flatten import Handle, flatten
+from nnsight_lab.wire.limits import WireError
+from nnsight_lab.wire.registry import register
+from nnsight_lab.wire.tensors import DTYPES, NAMES
+from nnsight_lab.wire.unflatten import unflatten
+
+#: Every tensor starts at a multiple of this, whatever its dtype.
+ALIGN = 64
+
+
+@register
+@dataclass(frozen=True)
+class Extent:
+    """A piece of a file of shared memory: one block's tensors.
+
+    Attributes:
+        path: The file.
+        slab_bytes: The size of that file.
+        offset: Where the piece begins.
+        nbytes: How long it is.
+        rank: The worker that owns the file.
+    """
+
+    path: str
+    slab_bytes: int
+    offset: int
+    nbytes: int
+    rank: int
+
+
+@register
+@dataclass(frozen=True)
+class Packed:
+    """A value taken apart.
+
+    Attributes:
+        tree: The codec's tree, as JSON; a tensor is its index in ``tensors``.
+        extent: Where the tensors' bytes are.
+        tensors: Of each tensor: offset in the extent, dtype's name, shape.
+    """
+
+    tree: str
+    extent: Extent
+    tensors: tuple[tuple[int, str, tuple[int, ...]], ...]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A value about to be packed: its tree, its tensors, and where each will go."""
+
+    tree: str
+    sources: tuple[torch.Tensor, ...]
+    offsets: tuple[int, ...]
+    nbytes: int
+
+    @classmethod
+    def of(cls, value: object, *, name: str) -> Layout:
+        """Take ``value`` apart; nothing is copied.
+
+        Raises:
+            CannotTravel: As the codec would, naming the place.
+        """
+        sources: list[torch.Tensor] = []
+        offsets: list[int] = []
+        end = 0
+
+        def put(tensor: torch.Tensor) -> Handle:
+            nonlocal end
+            sources.append(tensor)
+            offsets.append(end)
+            end += (tensor.numel() * tensor.element_size() + ALIGN - 1) // ALIGN * ALIGN
+            return len(sources) - 1
+
+        node = flatten(value, put, name=name)
+        return cls(json.dumps(node, separators=(",", ":")), tuple(sources), tuple(offsets), end)
+
+    def copy_into(self, memory: torch.Tensor, *, non_blocking: bool = False) -> None:
+        """Copy the tensors to their places in ``memory``, bytes ``[byte]``, uint8."""
+        for source, offset in zip(self.sources, self.offsets, strict=True):
+            count = source.numel() * source.element_size()
+            if count:
+                target = memory[offset : offset + count].view(source.dtype).view(source.shape)
+                target.copy_(source, non_blocking=non_blocking)
+
+    def packed(self, extent: Extent) -> Packed:
+        """The message that says where it all lies."""
+        specs = tuple(
+            (offset, NAMES[source.dtype], tuple(source.shape))
+            for source, offset in zip(self.sources, self.offsets, strict=True)
+        )
+        return Packed(self.tree, extent, specs)
+
+
+def unpack(packed: Packed, open_extent: Callable[[Extent], torch.Tensor]) -> Any:
+    """Rebuild a packed value; its tensors are views of the opened memory.
+
+    Raises:
+        WireError: When the message is malformed or points outside its piece.
+    """
+    memory = open_extent(packed.extent) if packed.tensors else torch.empty(0, dtype=torch.uint8)
+    views = [_view(memory, spec) for spec in packed.tensors]
+
+    def get(handle: Handle) -> torch.Tensor:
+        if not isinstance(handle, int) or isinstance(handle, bool) or not 0 <= handle < len(views):
+            raise WireError(f"there is no tensor {handle!r} in the message")
+        return views[handle]
+
+    try:
+        node = json.loads(packed.tree)
+    except ValueError as error:
+        raise WireError(f"the message's tree is not JSON: {error}") from None
+    return unflatten(node, get)
+
+
+def _view(memory: torch.Tensor, spec: Sequence[Any]) -> torch.Tensor:
+    offset, name, shape = spec
+    dtype = DTYPES.get(name)
+    if dtype is None or any(size < 0 for size in shape) or offset < 0 or offset % ALIGN:
+        raise WireError(f"a tensor of dtype {name!r} and shape {shape!r} at {offset} cannot be")
+    count = dtype.itemsize
+    for size in shape:
+        count *= size
+    if offset + count > memory.numel():
+        raise WireError(f"a tensor of {count} bytes at {offset} does not lie in {memory.numel()} bytes")
+    if count == 0:
+        return torch.empty(shape, dtype=dtype)
+    return memory[offset : offset + count].view(dtype).view(tuple(shape))

@@ -1,0 +1,177 @@
+"""How saved values leave a worker: small ones in the reply, large ones through shared memory.
+
+On CUDA the copy to the host runs on a stream of its own and is begun when a block *ends*, not when
+its request is collected, so that it overlaps the next step's work; collecting only waits for it.
+What is copied is what the block saved and nothing else it held.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from nnsight_lab.errors import CannotTravel
+from nnsight_lab.saves.slab import NoRoom, Place, SlabPool
+from nnsight_lab.wire.messages import WorkerError
+from nnsight_lab.wire.packed import Extent, Layout, Packed
+
+#: Below this a block's tensors ride the reply itself: a page of shared memory costs more.
+INLINE_BYTES = 64 * 1024
+_NAMED = 4
+_NOWHERE: dict[str, Any] = {
+    "name": "none",
+    "memory_dir": "/dev/shm",
+    "memory_bytes": 0,
+    "spill_dir": "/tmp",
+    "spill_bytes": 0,
+}
+
+
+class Parcel(NamedTuple):
+    """What one block saved, ready to leave.
+
+    Attributes:
+        values: Those that ride the reply.
+        packed: The rest, in shared memory.
+        error: Why some did not come.
+    """
+
+    values: dict[str, Any]
+    packed: Packed | None = None
+    error: WorkerError | None = None
+
+
+class Courier:
+    """Packs what blocks saved.
+
+    Args:
+        settings: ``name``, ``memory_dir``, ``memory_bytes``, ``spill_dir``, ``spill_bytes``; None where
+            no engine of ours started the worker: then everything rides the reply.
+        rank: This worker's rank.
+        device: Where the model's values are.
+    """
+
+    def __init__(self, settings: Mapping[str, Any] | None, rank: int, device: torch.device) -> None:
+        self._cuda = device.type == "cuda"
+        self._inline_bytes = INLINE_BYTES if settings else sys.maxsize
+        settings = settings or _NOWHERE
+        self._stream: Any = torch.cuda.Stream(device) if self._cuda else None  # type: ignore[no-untyped-call]
+        self._pool = SlabPool(
+            str(settings["name"]),
+            rank,
+            [
+                Place(Path(settings["memory_dir"]), int(settings["memory_bytes"])),
+                Place(Path(settings["spill_dir"]), int(settings["spill_bytes"])),
+            ],
+            pin=_pin if self._cuda else None,
+            unpin=_unpin if self._cuda else None,
+            warm_bytes=int(settings["memory_bytes"]),
+        )
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether packing early gains anything."""
+        return self._cuda
+
+    @property
+    def used_bytes(self) -> int:
+        """What the pieces in use take."""
+        return self._pool.used_bytes
+
+    def pack(self, values: dict[str, Any], *, allowed_bytes: int | None = None) -> Parcel:
+        """Take a block's values out of the model's memory.
+
+        Args:
+            values: Name -> what was saved.
+            allowed_bytes: The request's own limit.
+        """
+        kept, refused = values, None
+        try:
+            layout = Layout.of(values, name="saves")
+        except CannotTravel:
+            kept, refused = _without_refused(values)
+            layout = Layout.of(kept, name="saves")
+        if allowed_bytes is not None and layout.nbytes > allowed_bytes:
+            return Parcel({}, error=_over(kept, layout.nbytes, allowed_bytes, "this request's save_budget"))
+        if layout.nbytes <= self._inline_bytes:
+            return Parcel(kept, error=refused)
+        try:
+            extent = self._pool.allocate(layout.nbytes)
+        except NoRoom as full:
+            return Parcel(
+                {}, error=_over(kept, layout.nbytes, full.allowed_bytes, "what the engine has left")
+            )
+        self._copy(layout, extent)
+        return Parcel({}, layout.packed(extent), refused)
+
+    def settle(self) -> None:
+        """Wait for the copies under way."""
+        if self._stream is not None:
+            self._stream.synchronize()
+
+    def release(self, extents: Sequence[Extent]) -> list[str]:
+        """Pieces the kernel no longer looks at."""
+        return self._pool.release(extents)
+
+    def close(self) -> None:
+        """Give all memory up."""
+        self._pool.close()
+
+    def _copy(self, layout: Layout, extent: Extent) -> None:
+        memory = self._pool.view(extent)
+        if self._stream is None:
+            layout.copy_into(memory)
+            return
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            layout.copy_into(memory, non_blocking=True)
+        for source in layout.sources:
+            if source.is_cuda:
+                # The allocator may hand the source's memory out only after the copy.
+                source.record_stream(self._stream)
+
+
+def _without_refused(values: Mapping[str, Any]) -> tuple[dict[str, Any], WorkerError]:
+    kept: dict[str, Any] = {}
+    first: str | None = None
+    for name, value in values.items():
+        try:
+            Layout.of(value, name=name)
+            kept[name] = value
+        except CannotTravel as refusal:
+            first = first or str(refusal)
+    return kept, WorkerError("CannotTravel", first or "a value cannot travel")
+
+
+def _over(values: Mapping[str, Any], asked: int, allowed: int, limit: str) -> WorkerError:
+    sizes = sorted(((Layout.of(v, name=n).nbytes, n) for n, v in values.items()), reverse=True)
+    named = ", ".join(f"{name} ({_shown(size)})" for size, name in sizes[:_NAMED])
+    more = f" and {len(sizes) - _NAMED} more" if len(sizes) > _NAMED else ""
+    return WorkerError(
+        "OverBudget",
+        f"the block saved {_shown(asked)}, {limit} is {_shown(allowed)}: {named}{more}. Save less (a row, a "
+        "mean) or raise save_budget",
+    )
+
+
+def _shown(nbytes: int) -> str:
+    return f"{nbytes / 1e9:.2f} GB" if nbytes >= 1e9 else f"{nbytes / 1e6:.2f} MB"
+
+
+def _cudart() -> Any:
+    return torch.cuda.cudart()  # type: ignore[no-untyped-call]
+
+
+def _pin(memory: torch.Tensor) -> None:
+    """Register pages with CUDA, so that copies into them run beside the model's work."""
+    error = _cudart().cudaHostRegister(memory.data_ptr(), memory.numel(), 0)
+    if int(error) != 0:
+        raise RuntimeError(f"cudaHostRegister failed with {error} for {memory.numel()} bytes")
+
+
+def _unpin(memory: torch.Tensor) -> None:
+    _cudart().cudaHostUnregister(memory.data_ptr())
