@@ -82,9 +82,9 @@ def start(
     """
     __tracebackhide__ = True
     # Local: this module stays light; the import is watched, since it takes most of a first start.
-    from nnsight_lab.engine.importing import load
+    from nnsight_lab.engine.importing import later, load
 
-    load(progress)
+    progress = later(progress, load(progress))
     found: LocalEngine = _manager().start(
         model, name=name, mode=mode, restart=restart, progress=progress, **options
     )

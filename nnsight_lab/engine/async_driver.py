@@ -10,13 +10,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+import time
 from collections.abc import Coroutine
 from concurrent.futures import Future
 from typing import Any
 
 from nnsight_lab.engine.call import Call, LabRequest
 from nnsight_lab.engine.driver import Driver, records, take
-from nnsight_lab.wire.keys import COLLECT
+from nnsight_lab.wire.keys import COLLECT, FREE
 
 
 class AsyncDriver(Driver):
@@ -108,11 +109,13 @@ class AsyncDriver(Driver):
     async def _collect_all(self) -> None:
         batch, self._finished = self._finished, []
         requests = [request for request, _ in batch]
+        began = time.perf_counter()
         try:
             payloads = await self._llm.collective_rpc(
-                COLLECT, args=([r.id for r in requests], records(requests))
+                COLLECT, args=([r.id for r in requests], records(requests), self.home.returned())
             )
-            take(requests, payloads)
+            take(requests, payloads, self.home)
+            self.home_s += time.perf_counter() - began
         except BaseException as error:
             for _, done in batch:
                 if not done.done():
@@ -126,7 +129,7 @@ class AsyncDriver(Driver):
 
     async def _free(self, ids: list[str]) -> None:
         if not self.dead():
-            await self._llm.collective_rpc(COLLECT, args=(ids, None))
+            await self._llm.collective_rpc(FREE, args=(ids,))
 
     def abort(self, call: Call) -> Future[None]:
         call.aborted.set()
@@ -149,6 +152,10 @@ class AsyncDriver(Driver):
     def dead(self) -> bool:
         llm = self._llm
         return llm is not None and bool(llm.errored)
+
+    @property
+    def running(self) -> bool:
+        return self._llm is not None
 
     def unfinished(self) -> int:
         return 0 if self._llm is None else int(self._llm.output_processor.get_num_unfinished_requests())

@@ -15,11 +15,15 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from nnsight_lab.engine.call import Call, LabRequest
+from nnsight_lab.engine.homecoming import Homecoming
 from nnsight_lab.wire.codec import decode, encode
+from nnsight_lab.wire.keys import RELEASE
 from nnsight_lab.wire.messages import BlockSaves, RequestRecord, RequestSaves, SequenceSaves
 
 if TYPE_CHECKING:
     from nnsight_lab.engine.model import LabVLLM
+
+_RELEASE_S = 30.0
 
 
 class Driver(abc.ABC):
@@ -34,6 +38,24 @@ class Driver(abc.ABC):
     def __init__(self) -> None:
         #: Set when a start is given up: nothing may be spawned after that.
         self.given_up = threading.Event()
+        self.home = Homecoming(self._release)
+        #: Seconds spent bringing saves home, over the engine's life.
+        self.home_s = 0.0
+
+    def _release(self, pieces: bytes) -> list[str] | None:
+        """Send pieces of shared memory back to the workers."""
+        if not self.running or self.dead():
+            return None
+        try:
+            answers = self.rpc(RELEASE, pieces).result(timeout=_RELEASE_S)
+        except Exception:  # an engine that is going down keeps nothing
+            return None
+        return [path for answer in answers for path in answer]
+
+    @property
+    @abc.abstractmethod
+    def running(self) -> bool:
+        """Whether the engine was built."""
 
     @abc.abstractmethod
     def start(self, model: str, options: dict[str, Any]) -> Future[None]:
@@ -74,7 +96,7 @@ def records(requests: Sequence[LabRequest]) -> bytes | None:
     return encode(wanted) if wanted else None
 
 
-def take(requests: Sequence[LabRequest], payloads: Sequence[bytes | None]) -> None:
+def take(requests: Sequence[LabRequest], payloads: Sequence[bytes | None], home: Homecoming) -> None:
     """Give each request what the ranks collected for it.
 
     The earliest rank that reports a block's value wins; under tensor parallelism the others hold
@@ -86,7 +108,28 @@ def take(requests: Sequence[LabRequest], payloads: Sequence[bytes | None]) -> No
             known = merged.get(found.request_id)
             merged[found.request_id] = found if known is None else _merged(known, found)
     for request in requests:
-        request.saves = merged.get(request.id)
+        saves = merged.get(request.id)
+        request.saves = None if saves is None else _opened(saves, home)
+
+
+def _opened(saves: RequestSaves, home: Homecoming) -> RequestSaves:
+    """``saves`` with what was packed in shared memory opened."""
+    return RequestSaves(
+        saves.request_id,
+        tuple(
+            SequenceSaves(
+                sequence.index,
+                tuple(
+                    block
+                    if block.packed is None
+                    else BlockSaves(block.block, {**block.values, **home.open(block.packed)}, block.error)
+                    for block in sequence.blocks
+                ),
+            )
+            for sequence in saves.sequences
+        ),
+        saves.error,
+    )
 
 
 def _merged(first: RequestSaves, second: RequestSaves) -> RequestSaves:
@@ -101,7 +144,9 @@ def _merged(first: RequestSaves, second: RequestSaves) -> RequestSaves:
                 blocks[block.block] = block
             else:
                 values = {**block.values, **mine.values}
-                blocks[block.block] = BlockSaves(block.block, values, mine.error or block.error)
+                blocks[block.block] = BlockSaves(
+                    block.block, values, mine.error or block.error, mine.packed or block.packed
+                )
         sequences[sequence.index] = SequenceSaves(sequence.index, tuple(blocks.values()))
     ordered = tuple(sequences[index] for index in sorted(sequences))
     return RequestSaves(first.request_id, ordered, first.error or second.error)

@@ -22,14 +22,17 @@ _MODULES = ("nnsight_lab.engine.manager", "vllm.engine.arg_utils", "nnsight_lab.
 PHASE = "importing vLLM and nnsight"
 
 
-def load(progress: Callable[[StartProgress], None] | None = None) -> None:
+def load(progress: Callable[[StartProgress], None] | None = None) -> float:
     """Import everything an engine needs; immediate the second time.
+
+    Returns:
+        The seconds it took.
 
     Raises:
         Interrupted: When the stop button was pressed; the import goes on in the background.
     """
     if all(name in sys.modules for name in _MODULES) and not _thread_alive():
-        return
+        return 0.0
     began = time.monotonic()
     thread = _begin()
     try:
@@ -38,9 +41,23 @@ def load(progress: Callable[[StartProgress], None] | None = None) -> None:
                 progress(StartProgress(PHASE, time.monotonic() - began))
             thread.join(_TICK_S)
     except KeyboardInterrupt:
-        raise Interrupted("Interrupted while importing vLLM: nothing was started.") from None
+        raise Interrupted("while importing vLLM; nothing was started.") from None
     if _failure:
         raise _failure[0]
+    return time.monotonic() - began
+
+
+def later(
+    progress: Callable[[StartProgress], None] | None, spent_s: float
+) -> Callable[[StartProgress], None] | None:
+    """``progress`` for what follows an import that took ``spent_s``: one clock for the whole start."""
+    if progress is None or spent_s < _TICK_S:
+        return progress
+
+    def told(state: StartProgress) -> None:
+        progress(StartProgress(state.phase, state.elapsed_s + spent_s, ((PHASE, spent_s), *state.done)))
+
+    return told
 
 
 _thread: threading.Thread | None = None

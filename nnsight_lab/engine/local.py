@@ -17,12 +17,14 @@ from concurrent.futures import Future
 from typing import Any
 
 from nnsight_lab.blocks.block import Block
+from nnsight_lab.blocks.stubs import BlockEngine
 from nnsight_lab.engine import processes, results
 from nnsight_lab.engine.async_driver import AsyncDriver
 from nnsight_lab.engine.call import Call, LabRequest
 from nnsight_lab.engine.config import EngineConfig
 from nnsight_lab.engine.driver import Driver
 from nnsight_lab.engine.edits import Edits, EditVersion
+from nnsight_lab.engine.homecoming import size_of
 from nnsight_lab.engine.log import EngineLog
 from nnsight_lab.engine.sampling import prompt_list, refusal, sampling_params
 from nnsight_lab.engine.starting import Start
@@ -32,7 +34,10 @@ from nnsight_lab.engine.sync_driver import SyncDriver
 from nnsight_lab.engine.tracer import EditTracer, LabTracer, Watcher
 from nnsight_lab.engine.waiting import Watch, await_, wait
 from nnsight_lab.errors import EngineDied, EngineNotStarted, LabError, RequestRefused
-from nnsight_lab.wire.keys import CLEAR, COUNT, EDITS_KEY, REGISTER, TRACE_BLOCK, TRACE_KEY
+from nnsight_lab.wire.keys import BUDGET_KEY, CLEAR, COUNT, EDITS_KEY, REGISTER, TRACE_BLOCK, TRACE_KEY
+
+#: Settings of a request that are not vLLM's sampling.
+_OWN_SETTINGS = ("lora_request", "save_budget")
 
 
 class LocalEngine:
@@ -121,6 +126,7 @@ class LocalEngine:
         self._driver.stop()
         left = processes.wait_gone(self.id, timeout_s=5.0)
         still = processes.end([p.pid for p in left]) if left else []
+        self._driver.home.close()
         self._driver.close()
         return still
 
@@ -195,6 +201,10 @@ class LocalEngine:
         entry = self.model.vllm_entrypoint
         return getattr(entry, "llm_engine", entry).vllm_config
 
+    def __reduce__(self) -> Any:
+        # In a block, `engine.model` is the worker's own; nothing else of an engine travels.
+        return BlockEngine, (self.model,)
+
     def __repr__(self) -> str:
         return f"<LocalEngine {self.name!r}: {self.config.model}, {self.mode}, {self._state}>"
 
@@ -218,7 +228,8 @@ class LocalEngine:
             *prompts: Text, token ids, one of vLLM's prompt dictionaries, or a list of them.
             edits: Which edits these requests run, in that order; all that are on by default.
             watch: Called in this thread, at most 20 times a second, with the requests as they stand.
-            **sampling: vLLM's ``SamplingParams``.
+            **sampling: vLLM's ``SamplingParams``; and ``save_budget="100MB"``, past which the request
+                fails instead of bringing its saves home.
 
         Raises:
             TraceError: When the block fails in the worker, at the block's own line.
@@ -228,7 +239,7 @@ class LocalEngine:
         self._require()
         listed, several = prompt_list(prompts)
         self.edits.chosen(edits)
-        sampling_params({k: v for k, v in sampling.items() if k != "lora_request"})
+        sampling_params({k: v for k, v in sampling.items() if k not in _OWN_SETTINGS})
         return LabTracer(self, listed, several=several, edits=edits, watch=watch, settings=sampling)
 
     def edit(self, name: str | None = None, **unknown: Any) -> EditTracer:
@@ -348,8 +359,11 @@ class LocalEngine:
         """One request with its blocks aboard."""
         settings = dict(settings)
         lora_request = settings.pop("lora_request", None)
+        budget = settings.pop("save_budget", None)
         params = sampling_params(settings)
         extra = dict(params.extra_args or {})
+        if budget is not None:
+            extra[BUDGET_KEY] = size_of(budget, name="save_budget")
         if versions:
             extra[EDITS_KEY] = [version.id for version in versions]
         if block is not None:

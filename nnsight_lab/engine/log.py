@@ -13,6 +13,8 @@ import re
 import time
 from pathlib import Path
 
+from nnsight_lab.engine.processes import engine_processes
+
 #: vLLM prefixes: "(EngineCore pid=1) ERROR 11-29 18:00:00 [core.py:1] ".
 _PREFIX = re.compile(r"^(\([^)]*\)\s*)*([A-Z]+ \d\d-\d\d \d\d:\d\d:\d\d \[[^\]]*\]\s?)?")
 _EXCEPTION = re.compile(
@@ -35,7 +37,14 @@ _PHASES = (
         "loading the weights",
     ),
     (re.compile(r"Loading weights took|Model loading took"), "preparing memory"),
-    (re.compile(r"Warming up|Capturing|[Cc]ompil|KV cache size|init engine \(profile"), "warming up"),
+    (
+        # Not every "compile": the configuration that vLLM prints first is full of the word.
+        re.compile(
+            r"Warming up|Capturing CUDA graph|Graph capturing|Compiling a graph|torch\.compile took|"
+            r"KV cache size:|init engine \(profile"
+        ),
+        "warming up",
+    ),
 )
 
 
@@ -65,7 +74,8 @@ class EngineLog:
         folder = state_dir() / "logs"
         folder.mkdir(exist_ok=True, mode=0o700)
         logs = sorted(folder.glob("*.log"), key=lambda path: path.stat().st_mtime)
-        for old in logs[: -cls.KEPT]:
+        living = {process.log for process in engine_processes()} if len(logs) > cls.KEPT else set()
+        for old in [path for path in logs[: -cls.KEPT] if str(path) not in living]:
             old.unlink(missing_ok=True)
             old.with_suffix(".json").unlink(missing_ok=True)
         stamp = time.strftime("%Y%m%d-%H%M%S")

@@ -12,6 +12,7 @@ from nnsight_lab.errors import ModelNotFound, nearest
 
 #: The embedded model, and what it is called on `%engine start`.
 DEMO = "demo"
+_HUB_S = 5.0
 _WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.gguf", "*.pth")
 
 
@@ -54,14 +55,14 @@ def _local(path: Path, dummy: bool) -> Path:
 
 def _hub(model: str) -> str:
     """Check that a Hugging Face id is cached, or that the hub knows it."""
-    from huggingface_hub import hf_hub_download, try_to_load_from_cache
+    from huggingface_hub import HfApi, try_to_load_from_cache
     from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError
 
     hint = nearest(model, [DEMO])
     try:
         if isinstance(try_to_load_from_cache(model, "config.json"), str):
             return model
-        hf_hub_download(model, "config.json", etag_timeout=5)
+        HfApi().model_info(model, timeout=_HUB_S)  # one question, without the retries of a download
     except HFValidationError:
         raise ModelNotFound(
             f"{model!r} is neither a local folder nor a possible Hugging Face id.{hint}"

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from nnsight_lab.blocks.errors import block_error
-from nnsight_lab.errors import BlockError
+from nnsight_lab.errors import LabError, OverBudget
 from nnsight_lab.saves.request import Saves
 from nnsight_lab.wire.keys import TRACE_BLOCK
 from nnsight_lab.wire.messages import RequestSaves, WorkerError
@@ -60,12 +60,15 @@ def runs(saves: RequestSaves | None) -> dict[str, str | None]:
     return seen
 
 
-def failure(saves: Sequence[RequestSaves | None], outputs: Sequence[Any]) -> BlockError | None:
+def failure(saves: Sequence[RequestSaves | None], outputs: Sequence[Any]) -> LabError | None:
     """The error to raise for a call: that of its first failed request, counted over all."""
     failed = [found for found in map(first_error, saves) if found is not None]
     if not failed:
         return None
     block, error = failed[0]
+    if error.type_name == OverBudget.__name__:
+        counted = f" ({len(failed)} of {len(saves)} requests)" if len(saves) > 1 else ""
+        return OverBudget(f"{error.message}{counted}.")
     return block_error(error, block=block, failed=len(failed), total=len(saves), outputs=outputs)
 
 

@@ -19,12 +19,13 @@ from typing import Any
 import psutil
 
 from nnsight_lab import pins
-from nnsight_lab.engine import models, processes
+from nnsight_lab.engine import homecoming, models, processes
 from nnsight_lab.engine.config import EngineConfig, check_options
 from nnsight_lab.engine.driver import Driver
 from nnsight_lab.engine.log import EngineLog
 from nnsight_lab.engine.status import StartProgress
 from nnsight_lab.errors import EngineStartFailed, Interrupted, LabError
+from nnsight_lab.wire.keys import SAVES_CONFIG
 
 _TICK_S = 0.2
 _GIVE_UP_S = 15.0
@@ -67,13 +68,19 @@ class Start:
             )
             _log_to_file(self.log)
             options = dict(self.config.options)
+            own = {name: options.pop(name) for name in homecoming.OPTIONS if name in options}
             check_options(options)
+            homecoming.reclaim()
+            options["additional_config"] = {
+                **(options.get("additional_config") or {}),
+                SAVES_CONFIG: homecoming.settings(self.engine_id, own),
+            }
             pins.check(pins.CLIENT)
             self._enter("reading the model's structure")
             self._build(path, options)
         except KeyboardInterrupt:
             raise Interrupted(
-                f"Interrupted after {time.monotonic() - self._began:.0f} s: the engine's start was given up, "
+                f"the engine's start was given up after {time.monotonic() - self._began:.0f} s; "
                 "nothing is left running."
             ) from None
         except LabError:
@@ -118,8 +125,7 @@ class Start:
 
     def _failed(self, error: BaseException) -> EngineStartFailed:
         # An exception of this process says it itself; one that points elsewhere is looked up.
-        lines = str(error).strip().splitlines() or ["no message"]
-        cause = f"{type(error).__name__}: {lines[0]}"
+        cause = f"{type(error).__name__}: {_sentence(error)}"
         if "root cause" in str(error).lower():
             cause = self.log.root_cause() or cause
         return EngineStartFailed(
@@ -128,6 +134,19 @@ class Start:
             cause=cause,
             log_path=str(self.log.path),
         )
+
+
+def _sentence(error: BaseException) -> str:
+    """What an exception says, in one line: pydantic's and some others begin with a heading."""
+    if hasattr(error, "error_count") and hasattr(error, "errors"):  # pydantic's ValidationError
+        found = error.errors(include_url=False, include_context=False, include_input=False)
+        said = [": ".join([*map(str, item["loc"]), item["msg"]]) for item in found]
+        lines = "; ".join(said).splitlines()
+    else:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        if len(lines) > 1 and lines[0].endswith(":"):
+            lines = [f"{lines[0]} {lines[1]}"]
+    return lines[0] if lines else "no message"
 
 
 @contextlib.contextmanager
@@ -151,8 +170,10 @@ def surroundings(engine_id: str, log: EngineLog, options: Mapping[str, Any]) -> 
     if plugins is not None and "nnsight_lab" not in plugins.split(","):
         extra["VLLM_PLUGINS"] = ",".join(filter(None, [plugins, "nnsight_lab"]))
     # Python's own helper of this process, not the engine's: started before the mark, so that it
-    # does not carry it and outlive the engine under its name.
-    resource_tracker.ensure_running()
+    # does not carry it and outlive the engine under its name. What it says of processes that were
+    # killed ("leaked shared_memory objects", which it then removes) is for the log.
+    with _redirected(log, 1, 2):
+        resource_tracker.ensure_running()
     with processes.marked(engine_id, log.path, extra), _quiet(log):
         yield
 

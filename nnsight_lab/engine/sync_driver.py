@@ -11,13 +11,14 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
 from nnsight_lab.engine.call import Call, LabRequest
 from nnsight_lab.engine.driver import Driver, records, take
-from nnsight_lab.wire.keys import COLLECT
+from nnsight_lab.wire.keys import COLLECT, FREE
 
 
 class SyncDriver(Driver):
@@ -92,8 +93,12 @@ class SyncDriver(Driver):
 
     def _collect(self, requests: list[LabRequest]) -> None:
         if requests:
+            began = time.perf_counter()
             ids = [request.id for request in requests]
-            take(requests, self._engine.collective_rpc(COLLECT, args=(ids, records(requests))))
+            returned = self.home.returned()
+            payloads = self._engine.collective_rpc(COLLECT, args=(ids, records(requests), returned))
+            take(requests, payloads, self.home)
+            self.home_s += time.perf_counter() - began
 
     def _fail(self, error: Exception) -> None:
         """The engine failed under every running call."""
@@ -149,7 +154,7 @@ class SyncDriver(Driver):
         if left and not self.dead():
             self._engine.abort_request(left, internal=False)
             if any(request.has_blocks for request in call.requests):
-                self._engine.collective_rpc(COLLECT, args=(left, None))
+                self._engine.collective_rpc(FREE, args=(left,))
 
     def abort(self, call: Call) -> Future[None]:
         call.aborted.set()
@@ -176,6 +181,10 @@ class SyncDriver(Driver):
         outputs = getattr(self._engine.engine_core, "outputs_queue", None)
         if outputs is not None:
             outputs.put_nowait(EngineDeadError())
+
+    @property
+    def running(self) -> bool:
+        return self._engine is not None
 
     def unfinished(self) -> int:
         return len(self._running)

@@ -12,6 +12,7 @@ wrapped in another context manager.
 from __future__ import annotations
 
 import ast
+import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -26,6 +27,8 @@ from nnsight.tracing.tracer import _saves, skip_context, skippable
 from nnsight.tracing.util import Scope, push
 
 from nnsight_lab.blocks.block import Block
+from nnsight_lab.blocks.sources import keep_current
+from nnsight_lab.blocks.stubs import block_tracer
 from nnsight_lab.engine.call import Call, Progress
 from nnsight_lab.engine.edits import Edit, EditVersion
 from nnsight_lab.errors import EditRefused, RequestRefused
@@ -36,11 +39,6 @@ if TYPE_CHECKING:
 Watcher = Callable[[list[Progress]], None]
 
 _collecting = threading.RLock()
-
-
-def block_tracer(model: Any) -> VLLMTracer:
-    """The ``tracer`` a block sees in the worker: nnsight's own, on the worker's model."""
-    return VLLMTracer(model, "__call__")
 
 
 class WholeFile:
@@ -132,6 +130,14 @@ class LabTracer(_LabTracer):
 
     # -- the with statement --------------------------------------------------------------------
 
+    def __enter__(self) -> LabTracer:
+        # Spelled out: capture and the skip guard read the caller's frame at a fixed depth.
+        keep_current(sys._getframe(1))
+        self.capture()
+        if skippable(self.node):
+            skip_context(self)
+        return self
+
     def __exit__(self, *exception: Any) -> bool:
         __tracebackhide__ = True
         frame = self.info.frame if self.info is not None else None
@@ -145,7 +151,7 @@ class LabTracer(_LabTracer):
         return handled
 
     async def __aenter__(self) -> LabTracer:
-        # Spelled out: capture and the skip guard read the caller's frame at a fixed depth.
+        keep_current(sys._getframe(1))
         self.capture()
         if skippable(self.node):
             skip_context(self)
@@ -254,7 +260,7 @@ class LabTracer(_LabTracer):
         values = self._values()
         self.names = tuple(values)
         if frame is not None:
-            push(frame, values)
+            _bind(frame, values)
         self._mediators = []
         self.engine.raise_errors(call, self.outputs)
 
@@ -292,6 +298,19 @@ class LabTracer(_LabTracer):
         }
 
 
+def _bind(frame: FrameType, values: dict[str, Any]) -> None:
+    """Bind names in the user's frame, and keep no second reference there.
+
+    Before Python 3.13 a function's frame keeps the dictionary its locals were last copied into: a
+    gigabyte that the user deletes would live on in it until the function returns.
+    """
+    push(frame, values)
+    if sys.version_info < (3, 13) and frame.f_locals is not frame.f_globals:
+        copied = frame.f_locals
+        for name in values:
+            copied.pop(name, None)
+
+
 def _of(output: Any, name: str) -> Any:
     """A name's value on one output: a list where it has several sequences, None where it saved none."""
     if len(output.outputs) > 1:
@@ -314,12 +333,14 @@ class EditTracer(_LabTracer):
 
     def __enter__(self) -> tuple[EditTracer, Edit]:
         # Spelled out: capture and the skip guard read the caller's frame at a fixed depth.
+        keep_current(sys._getframe(1))
         self.capture()
         if skippable(self.node):
             skip_context(self)
         return self, self.edit
 
     async def __aenter__(self) -> tuple[EditTracer, Edit]:
+        keep_current(sys._getframe(1))
         self.capture()
         if skippable(self.node):
             skip_context(self)

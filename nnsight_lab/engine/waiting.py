@@ -24,11 +24,13 @@ _TICK_S = 0.05
 _ABORT_S = 0.7
 _DEATH_GRACE_S = 1.5
 
-INTERRUPTED = "Interrupted: the requests of this cell were aborted; the engine is still loaded."
+INTERRUPTED = "the requests of this cell were aborted; the engine is still loaded."
 
 
 class InterruptedTask(Interrupted, asyncio.CancelledError):
     """An interrupt of an async cell: also the cancellation it arrived as, so asyncio keeps its rules."""
+
+    shown_as = "Interrupted"
 
 
 class Watch:

@@ -74,7 +74,9 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> Drawing:
         "<tr>" + "".join(f'<td style="{_CELL_STYLE}">{html.escape(value)}</td>' for value in row) + "</tr>"
         for row in cells
     )
-    return Drawing(f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>", text)
+    # Without a heading there is no line above the first row.
+    top = f"<thead><tr>{head}</tr></thead>" if any(heads) else ""
+    return Drawing(f"<table>{top}<tbody>{body}</tbody></table>", text)
 
 
 class Canvas:

@@ -15,6 +15,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic import no_var_expand
 
 from nnsight_lab.engine.status import duration
+from nnsight_lab.errors import EngineMismatch
 from nnsight_lab.magics.arguments import evaluate
 from nnsight_lab.magics.commands import (
     ENGINE_FORMS,
@@ -171,6 +172,8 @@ class StartLine:
         """Runs a start, and says what came of it; an error passes through."""
         try:
             engine = start()
+        except EngineMismatch:  # nothing was begun: an engine of that name runs, and the error says so
+            raise
         except BaseException:
             self._canvas.finish(sentence(f"{self._head}:{self._model} not started ({self._elapsed()})"))
             raise

@@ -1,0 +1,75 @@
+"""The root cause and the phase, from what vLLM's processes write."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from nnsight_lab.engine.log import EngineLog
+
+SAMPLES = Path(__file__).parent / "logs"
+
+
+def log_of(name):
+    return EngineLog(SAMPLES / f"{name}.txt")
+
+
+@pytest.mark.parametrize(
+    ("name", "cause"),
+    [
+        (
+            "too_little_memory",
+            "ValueError: Available memory on node 0 (18.01/23.34 GiB) on kv cache allocation is less than",
+        ),
+        (
+            "broken_weights",
+            "safetensors._safetensors_rust.SafetensorError: Error while deserializing header",
+        ),
+        ("out_of_memory_on_a_gpu", "torch.OutOfMemoryError: CUDA out of memory."),
+        ("only_consequences", "RuntimeError: Engine core initialization failed. See root cause above."),
+        ("nothing_wrong", ""),
+    ],
+)
+def test_the_root_cause_is_the_first_exception_that_is_no_consequence(name, cause):
+    found = log_of(name).root_cause()
+    assert found.startswith(cause) if cause else found == ""
+
+
+@pytest.mark.parametrize(
+    ("lines", "phase"),
+    [
+        (0, None),
+        (2, "starting the processes"),
+        (3, "loading the weights"),
+        (4, "preparing memory"),
+        (5, "warming up"),
+        (6, "warming up"),
+    ],
+)
+def test_the_phase_follows_the_log(tmp_path, lines, phase):
+    text = (SAMPLES / "nothing_wrong.txt").read_text().splitlines(keepends=True)
+    path = tmp_path / "some.log"
+    path.write_text("".join(text[:lines]))
+    assert EngineLog(path).phase() == phase
+
+
+def test_a_log_is_the_users_alone_and_old_ones_are_removed(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    logs = [EngineLog.new("a name/with a slash") for _ in range(EngineLog.KEPT + 5)]
+    assert len({log.path for log in logs}) == len(logs)
+    kept = list(logs[0].path.parent.glob("*.log"))
+    assert len(kept) == EngineLog.KEPT + 1
+    assert logs[-1].path in kept
+    assert os.stat(logs[-1].path).st_mode & 0o777 == 0o600
+    assert os.stat(logs[-1].path.parent).st_mode & 0o777 == 0o700
+    assert logs[-1].path.name.startswith("a_name_with_a_slash-")
+
+
+def test_the_tail_is_the_last_lines_and_a_missing_log_is_empty(tmp_path):
+    path = tmp_path / "some.log"
+    path.write_text("\n".join(map(str, range(100))))
+    assert EngineLog(path).tail(3) == "97\n98\n99"
+    assert EngineLog(tmp_path / "none.log").tail() == ""
+    assert EngineLog(tmp_path / "none.log").root_cause() == ""

@@ -1,0 +1,83 @@
+"""Tiny random models, made here so that the tests need neither a network nor a download.
+
+They are float32 and far larger in weight than a fresh model would be: with the usual small
+initialisation every logit is nearly the same, and a wrong residual stream would pass. Heads are 32
+wide, the smallest that vLLM's CPU attention takes.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+LAYERS = 4
+HIDDEN = 128
+#: More than any test generates, and a multiple of nothing in particular.
+CONTEXT = 1024
+
+
+def tokenizer() -> Any:
+    """A token per byte of text, as GPT-2's tokenizer has before its merges; no text is unknown to it."""
+    from tokenizers import Tokenizer, decoders, pre_tokenizers
+    from tokenizers.models import BPE
+    from transformers import PreTrainedTokenizerFast
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: index for index, token in enumerate(["<bos>", "<eos>", *alphabet])}
+    inner = Tokenizer(BPE(vocabulary, []))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=inner, bos_token="<bos>", eos_token="<eos>")
+
+
+def tiny_llama(folder: Path) -> Path:
+    """A Llama: fused layers, whose output is ``(hidden, residual)``."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=258,
+        hidden_size=HIDDEN,
+        intermediate_size=256,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=CONTEXT,
+        tie_word_embeddings=False,
+        initializer_range=0.1,
+        bos_token_id=0,
+        eos_token_id=1,
+    )
+    return _made(folder, LlamaForCausalLM, config)
+
+
+def tiny_gpt2(folder: Path) -> Path:
+    """A GPT-2: unfused layers, whose output is the residual stream itself."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(
+        vocab_size=258,
+        n_embd=HIDDEN,
+        n_layer=LAYERS,
+        n_head=4,
+        n_positions=CONTEXT,
+        initializer_range=0.1,
+        bos_token_id=0,
+        eos_token_id=1,
+    )
+    return _made(folder, GPT2LMHeadModel, config)
+
+
+def _made(folder: Path, kind: Any, config: Any) -> Path:
+    import torch
+
+    with torch.random.fork_rng():
+        torch.manual_seed(20)
+        model = kind(config).to(torch.float32)
+        # Norms start at one and biases at zero; trained ones are neither.
+        for name, parameter in model.named_parameters():
+            if parameter.ndim == 1:
+                parameter.data.add_(0.1 * torch.randn_like(parameter))
+            assert parameter.dtype == torch.float32, name
+    model.save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
+    return folder

@@ -1,0 +1,42 @@
+"""The same prompt through Hugging Face's own model and through an engine."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import nnsight_lab as lab
+from tests.waiting import GREEDY
+
+
+@cache
+def hugging_face(path: Path, prompt: str) -> tuple[list[Any], Any]:
+    """Each decoder layer's residual stream ``[token, hidden]``, and the logits ``[token, vocabulary]``.
+
+    The streams by hooks, since the last of ``hidden_states`` is taken after the final norm.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+    layers = model.transformer.h if hasattr(model, "transformer") else model.model.layers
+    streams: list[Any] = []
+
+    def hook(_: Any, __: Any, output: Any) -> None:
+        streams.append((output[0] if isinstance(output, tuple) else output)[0].clone())
+
+    hooks = [layer.register_forward_hook(hook) for layer in layers]
+    ids = AutoTokenizer.from_pretrained(path)(prompt, return_tensors="pt").input_ids
+    with torch.no_grad():
+        logits = model(ids, use_cache=False).logits[0]
+    for handle in hooks:
+        handle.remove()
+    return streams, logits
+
+
+def residuals(engine: Any, layers: Any, prompt: str) -> list[Any]:
+    """Each layer's residual stream, read in a block."""
+    with engine.trace(prompt, **GREEDY):
+        streams = [lab.residual(layer.output) for layer in layers].save()
+    return list(streams)
