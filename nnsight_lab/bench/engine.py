@@ -7,20 +7,17 @@ many prompts one installation of its block and one collect a step.
 
 from __future__ import annotations
 
-import asyncio
 import os
-import uuid
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import nnsight_lab as lab
 from nnsight_lab import pins
 from nnsight_lab.bench import rounds
+from nnsight_lab.bench.stock import nnsight_alone, plain_vllm
 from nnsight_lab.engine import models
 from nnsight_lab.engine.local import LocalEngine
-from nnsight_lab.engine.log import EngineLog
-from nnsight_lab.engine.starting import surroundings
 
 _TOKENS = 16
 _WORDS = ("river", "stone", "market", "window", "letter", "garden", "engine", "silver", "bridge", "winter")
@@ -66,9 +63,7 @@ def measure(
         engine = lab.start(path, name=f"bench-{mode}", mode=mode, **options)
         stack.callback(lab.stop, engine.name)
         say("starting plain vLLM")
-        # Started as ours is, so that nothing they print lands in this program's output.
-        with surroundings(f"bench-plain-{mode}", EngineLog.new("bench-plain"), options):
-            plain = stack.enter_context(_plain(path, mode, options))
+        plain = stack.enter_context(plain_vllm(path, mode, options, _sampling()))
         works: dict[str, Callable[[], object]] = {
             "plain": lambda: plain(texts),
             "nothing": lambda: engine.generate(texts, **_sampling()),
@@ -77,8 +72,8 @@ def measure(
         }
         if nnsight and mode == "sync":
             say("starting stock nnsight")
-            with surroundings("bench-nnsight", EngineLog.new("bench-nnsight"), options):
-                works["nnsight"] = stack.enter_context(_stock(path, options, texts))
+            peer = stack.enter_context(nnsight_alone(path, options))
+            works["nnsight"] = lambda: _nnsight_traces(peer, texts)
         with engine.edit("bench") as (_, edit):
             last = engine.model.model.layers[8].output[0][-1].save()  # noqa: F841
         edit.switch_off()
@@ -129,6 +124,14 @@ def _trace_all(engine: LocalEngine, texts: list[str]) -> None:
     assert len(last) == len(texts)
 
 
+def _nnsight_traces(model: Any, texts: list[str]) -> None:
+    """Nnsight's way to run a block over many prompts: one invoke, and one copy of the block, each."""
+    with model.trace(**_sampling()) as tracer:
+        for text in texts:
+            with tracer.invoke(text):
+                last = model.model.layers[8].output[0][-1].clone().save()  # noqa: F841
+
+
 def _first_token(engine: LocalEngine, text: str) -> dict[str, Callable[[], object]]:
     """A cell with a trace, and a cell with a plain generate, of one token, in a real IPython shell."""
     from IPython.core.interactiveshell import InteractiveShell
@@ -148,70 +151,3 @@ def _first_token(engine: LocalEngine, text: str) -> dict[str, Callable[[], objec
         "cell": cell(head + "last = model.model.layers[8].output[0][-1].save()"),
         "generate": cell("_ = engine.generate(text, max_tokens=1, temperature=0, edits=[])"),
     }
-
-
-@contextmanager
-def _plain(path: str, mode: str, options: dict[str, Any]) -> Iterator[Callable[[list[str]], object]]:
-    """Plain vLLM, eager as nnsight runs it, with the same options."""
-    from vllm import LLM, SamplingParams
-    from vllm.engine.arg_utils import AsyncEngineArgs
-    from vllm.sampling_params import RequestOutputKind
-    from vllm.v1.engine.async_llm import AsyncLLM
-
-    settings = {
-        "enforce_eager": True,
-        "enable_chunked_prefill": False,
-        "enable_prefix_caching": False,
-        **options,
-    }
-    if mode == "sync":
-        llm = LLM(path, **settings)
-        yield lambda texts: llm.generate(texts, SamplingParams(**_sampling()), use_tqdm=False)
-        llm.llm_engine.engine_core.shutdown()
-        return
-    loop = asyncio.new_event_loop()
-
-    async def build() -> Any:
-        return AsyncLLM.from_engine_args(AsyncEngineArgs(model=path, **settings))
-
-    engine = loop.run_until_complete(build())
-
-    async def one(text: str) -> None:
-        params = SamplingParams(output_kind=RequestOutputKind.FINAL_ONLY, **_sampling())
-        async for _ in engine.generate(text, params, uuid.uuid4().hex):
-            pass
-
-    async def every(texts: list[str]) -> None:
-        await asyncio.gather(*(one(text) for text in texts))
-
-    yield lambda texts: loop.run_until_complete(every(texts))
-    engine.shutdown()
-    loop.run_until_complete(asyncio.sleep(0))
-    loop.close()
-
-
-@contextmanager
-def _stock(path: str, options: dict[str, Any], texts: list[str]) -> Iterator[Callable[[], object]]:
-    """The peer alone: nnsight's own engine, its own per-request traces."""
-    from nnsight.modeling.vllm import VLLM
-    from vllm.platforms import current_platform
-
-    cpu = "nnsight_lab.bench.stock_worker.StockCPUWorker"
-
-    class Stock(VLLM):
-        _WORKER_CLS = cpu if current_platform.is_cpu() else VLLM._WORKER_CLS
-
-        def _load_meta(self, *args: Any, **kwargs: Any) -> Any:
-            with pins.meta_tree_on_cpu():
-                return super()._load_meta(*args, **kwargs)
-
-    model = Stock(path, dispatch=True, **options)
-
-    def traces() -> None:
-        with model.trace(**_sampling()) as tracer:
-            for text in texts:
-                with tracer.invoke(text):
-                    last = model.model.layers[8].output[0][-1].clone().save()  # noqa: F841
-
-    yield traces
-    model.vllm_entrypoint.llm_engine.engine_core.shutdown()

@@ -32,6 +32,24 @@ def add_parser(sub: Any) -> None:
     engine.add_argument("option", nargs="*", help="vLLM engine options, as name=value")
     engine.set_defaults(run=run_engine)
 
+    saves = works.add_parser(
+        "saves",
+        help="what bringing saves home costs, beside nnsight's own road (some minutes)",
+        description="Save all residual streams of 64 prompts of 256 tokens on our engine and on stock "
+        "nnsight, in interleaved rounds; the road home is timed from asking the workers to having values.",
+    )
+    saves.add_argument("--model", default="demo", help="as for `%%engine start` (default: demo)")
+    saves.add_argument("--mode", choices=("sync", "async"), default="sync")
+    saves.add_argument("--prompts", type=int, default=64, metavar="N")
+    saves.add_argument("--tokens", type=int, default=256, metavar="N")
+    saves.add_argument("--rounds", type=int, default=5, metavar="N")
+    saves.add_argument(
+        "--nnsight-prompts", type=int, default=None, metavar="N", help="fewer for nnsight; 0: none"
+    )
+    saves.add_argument("--json", action="store_true", help="print one JSON object")
+    saves.add_argument("option", nargs="*", help="vLLM engine options, as name=value")
+    saves.set_defaults(run=run_saves)
+
 
 def run_engine(arguments: argparse.Namespace) -> int:
     # Local: torch and vLLM, which `--help` should not wait for.
@@ -56,6 +74,30 @@ def run_engine(arguments: argparse.Namespace) -> int:
             if f"{name}_vs_plain" in row:
                 print(f"  {name + ' / plain vLLM':<34} {row[f'{name}_vs_plain']:.3f}")
         print(f"  {'first token, cell above generate':<34} {row['first_token_overhead_ms']:.2f} ms")
+    return 0
+
+
+def run_saves(arguments: argparse.Namespace) -> int:
+    # Local: torch and vLLM, which `--help` should not wait for.
+    from nnsight_lab.bench.saves import measure
+
+    found = measure(
+        model=arguments.model,
+        mode=arguments.mode,
+        count=arguments.prompts,
+        tokens=arguments.tokens,
+        repeat=arguments.rounds,
+        nnsight_count=arguments.nnsight_prompts,
+        say=lambda text: print(f"bench: {text}", file=sys.stderr, flush=True),
+        **dict(_option(word) for word in arguments.option),
+    )
+    if arguments.json:
+        print(json.dumps(found, indent=1))
+        return 0
+    print(f"{found['prompts']} prompts x {found['tokens']} tokens, {found['saved_gb']} GB saved")
+    for name in ("call_vs_no_save", "last_token_vs_no_save", "road_home_vs_nnsight", "gb_per_s"):
+        if name in found:
+            print(f"  {name:<24} {found[name]}")
     return 0
 
 

@@ -102,6 +102,9 @@ def edits_reach_the_model(engine: Any) -> None:
     row("in-place edit moves the logits by", difference(inplace, base), difference(inplace, base) > 0)
     row("assignment against in place", difference(assigned, inplace), difference(assigned, inplace) == 0.0)
     row("saved tensors are on", str(base.device), str(base.device) == "cpu")
+    import torch
+
+    row("this process has a CUDA context", torch.cuda.is_initialized(), not torch.cuda.is_initialized())
 
 
 def features(engine: Any) -> None:
