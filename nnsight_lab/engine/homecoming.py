@@ -20,7 +20,8 @@ import psutil
 from nnsight_lab.errors import CellUsageError
 from nnsight_lab.saves.slab import SlabReader, sweep
 from nnsight_lab.wire.codec import encode
-from nnsight_lab.wire.packed import Extent, Packed, unpack
+from nnsight_lab.wire.extent import Extent, Packed
+from nnsight_lab.wire.packed import unpack
 
 #: Engine options of ours, taken out before vLLM sees the rest.
 OPTIONS = ("save_budget", "spill_budget")

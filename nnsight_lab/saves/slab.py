@@ -24,7 +24,7 @@ from pathlib import Path
 
 import torch
 
-from nnsight_lab.wire.packed import ALIGN, Extent
+from nnsight_lab.wire.extent import ALIGN, Extent
 
 _MIB = 2**20
 #: The smallest slab; one large request gets a slab of its own size.

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from nnsight_lab.wire.packed import Packed
+from nnsight_lab.wire.extent import Packed
 from nnsight_lab.wire.registry import register
 
 

@@ -9,50 +9,11 @@ from typing import Any
 
 import torch
 
+from nnsight_lab.wire.extent import ALIGN, Extent, Packed
 from nnsight_lab.wire.flatten import Handle, flatten
 from nnsight_lab.wire.limits import WireError
-from nnsight_lab.wire.registry import register
 from nnsight_lab.wire.tensors import DTYPES, NAMES
 from nnsight_lab.wire.unflatten import unflatten
-
-#: Every tensor starts at a multiple of this, whatever its dtype.
-ALIGN = 64
-
-
-@register
-@dataclass(frozen=True)
-class Extent:
-    """A piece of a file of shared memory: one block's tensors.
-
-    Attributes:
-        path: The file.
-        slab_bytes: The size of that file.
-        offset: Where the piece begins.
-        nbytes: How long it is.
-        rank: The worker that owns the file.
-    """
-
-    path: str
-    slab_bytes: int
-    offset: int
-    nbytes: int
-    rank: int
-
-
-@register
-@dataclass(frozen=True)
-class Packed:
-    """A value taken apart.
-
-    Attributes:
-        tree: The codec's tree, as JSON; a tensor is its index in ``tensors``.
-        extent: Where the tensors' bytes are.
-        tensors: Of each tensor: offset in the extent, dtype's name, shape.
-    """
-
-    tree: str
-    extent: Extent
-    tensors: tuple[tuple[int, str, tuple[int, ...]], ...]
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,9 @@ import torch
 
 from nnsight_lab.errors import CannotTravel
 from nnsight_lab.saves.slab import NoRoom, Place, SlabPool
+from nnsight_lab.wire.extent import Extent, Packed
 from nnsight_lab.wire.messages import WorkerError
-from nnsight_lab.wire.packed import Extent, Layout, Packed
+from nnsight_lab.wire.packed import Layout
 
 #: Below this a block's tensors ride the reply itself: a page of shared memory costs more.
 INLINE_BYTES = 64 * 1024

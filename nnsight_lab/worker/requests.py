@@ -49,8 +49,11 @@ class LabRequests(Requests):
 
     templates: dict[str, Template]
 
-    def __init__(self, interleaver: Any, courier: Courier) -> None:
+    def __init__(self, interleaver: Any, courier: Courier, *, traces: bool, edits: bool) -> None:
         super().__init__()
+        #: Whether this rank answers for traces, and for edits; else it only winds their blocks up.
+        self.answers_traces = traces
+        self.answers_edits = edits
         #: nnsight's, of this worker: it knows the order in which locations were reached.
         self.interleaver = interleaver
         self.courier = courier
@@ -163,18 +166,19 @@ class LabRequests(Requests):
         if not self.courier.overlaps:
             return
         for request in self.requests.values():
-            for mediator in request.workers():
+            copies = request.copies.values() if self.answers_edits else ()
+            own = [request.mediator] if self.answers_traces and request.mediator is not None else []
+            for mediator in [*copies, *own]:
                 ended = mediator.worker is not None and not mediator.alive
                 if ended and mediator.parcel is None and mediator.batch_group is not None:
                     self._pack(mediator, request)
 
-    def collect(self, ids: set[str], outputs: dict[str, Any], reporting: bool) -> list[RequestSaves]:
+    def collect(self, ids: set[str], outputs: dict[str, Any]) -> list[RequestSaves]:
         """Wind up the finished requests named by ``ids`` and take what their blocks saved.
 
         Args:
             ids: As the engine knows them.
             outputs: Engine id -> the finished record, for blocks parked on ``tracer.result``.
-            reporting: Whether this rank answers for traces.
         """
         collected: dict[str, dict[int, SequenceSaves]] = {}
         failures: dict[str, WorkerError] = {}
@@ -184,14 +188,14 @@ class LabRequests(Requests):
             engine_id, index = request.key(ids)
             output = outputs.get(engine_id)
             blocks = [BlockSaves(block, {}, error) for block, error in request.block_errors.items()]
-            blocks += [
-                self._wind_up(mediator, request, request.names[registration_id], output)
-                for registration_id, mediator in request.copies.items()
-            ]
+            for registration_id, mediator in request.copies.items():
+                name = request.names[registration_id]
+                # A scoped edit is a trace's block over many prompts: it answers as edits do.
+                blocks += self._wind_up(mediator, request, name, output, answer=self.answers_edits)
             if request.mediator is not None:
-                own = self._wind_up(request.mediator, request, TRACE_BLOCK, output)
-                if reporting:
-                    blocks.append(own)
+                blocks += self._wind_up(
+                    request.mediator, request, TRACE_BLOCK, output, answer=self.answers_traces
+                )
             collected.setdefault(engine_id, {})[index] = SequenceSaves(index, tuple(blocks))
             if request.error is not None:
                 failures.setdefault(engine_id, request.error)
@@ -213,17 +217,24 @@ class LabRequests(Requests):
                     self.courier.release([mediator.parcel.packed.extent])
             del self.requests[request.id]
 
-    def _wind_up(self, mediator: BlockMediator, request: LabRequest, block: str, output: Any) -> BlockSaves:
+    def _wind_up(
+        self, mediator: BlockMediator, request: LabRequest, block: str, output: Any, *, answer: bool
+    ) -> list[BlockSaves]:
+        """End a block; what it saved, unless another rank answers for it."""
         if output is not None:
             self.serve_result(mediator, output)
         self.finish_dangling(mediator)
+        if not answer:
+            if mediator.parcel is not None and mediator.parcel.packed is not None:
+                self.courier.release([mediator.parcel.packed.extent])
+            return []
         if mediator.parcel is None:
             if mediator.worker is not None:
                 self.record(mediator)
             self._pack(mediator, request)
         parcel = mediator.parcel
         assert parcel is not None
-        return BlockSaves(block, parcel.values, mediator.lab_error or parcel.error, parcel.packed)
+        return [BlockSaves(block, parcel.values, mediator.lab_error or parcel.error, parcel.packed)]
 
     def _pack(self, mediator: BlockMediator, request: LabRequest) -> None:
         """Take what an ended block saved, and nothing else it holds."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from nnsight.modeling.vllm.model_runners.GPUModelRunner import NNsightGPUModelRunner
-from vllm.distributed.parallel_state import get_pp_group, get_world_group
+from vllm.distributed.parallel_state import get_pp_group, get_tp_group, get_world_group
 
 from nnsight_lab import pins
 from nnsight_lab.wire.codec import decode, encode
@@ -35,7 +35,14 @@ class LabRunner(NNsightGPUModelRunner):
         # The rank over tensor and pipeline parallelism: each worker has slabs of its own.
         self.lab_rank = get_world_group().rank
         self.courier = Courier(settings, self.lab_rank, self.device)
-        self.nnsight_requests = LabRequests(interleaver, self.courier)
+        # Reads are gathered, so every rank of a tensor-parallel group holds the same values: one
+        # moves them. Pipeline stages each answer for the layers they have.
+        self.nnsight_requests = LabRequests(
+            interleaver,
+            self.courier,
+            traces=get_pp_group().rank == 0,
+            edits=get_tp_group().rank_in_group == 0,
+        )
         # A block names envoys of the kernel's tree by path; here they are this worker's own. Else
         # every block would carry the whole tree: 48 kB and 10 ms a request, measured.
         for envoy in self.nnsight_model.modules():
@@ -66,7 +73,7 @@ class LabRunner(NNsightGPUModelRunner):
         if returned:
             self.lab_release(returned)
         records = decode(outputs) if outputs else {}
-        return encode(self.nnsight_requests.collect(set(ids), records, get_pp_group().rank == 0))
+        return encode(self.nnsight_requests.collect(set(ids), records))
 
     def lab_release(self, extents: bytes) -> list[str]:
         """Take back pieces of this rank's shared memory."""

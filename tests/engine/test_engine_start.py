@@ -29,7 +29,7 @@ def test_starting_twice_with_one_configuration_is_one_engine(engine, mode, llama
         again = lab.start(str(llama_path), mode=asked, dtype="float32", max_model_len=models.CONTEXT)
         assert again is engine
         assert again.already_running
-    assert lab.engine() is lab.engine("main") is engine
+    assert lab.get_engine() is lab.get_engine("main") is engine
     assert list(lab.engines()) == ["main"]
     assert {process.engine for process in owned()} == {engine.id}
 
@@ -107,7 +107,7 @@ def test_an_engine_is_replaced_on_request_and_a_stopped_one_is_gone(one_engine, 
     assert lab.engines() == {}
     assert second.stop().pids == ()
     with pytest.raises(EngineNotStarted, match="%engine start demo"):
-        lab.engine()
+        lab.get_engine()
     with pytest.raises(EngineNotStarted):
         second.trace(TOWER)
 

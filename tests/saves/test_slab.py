@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from nnsight_lab.saves.slab import MIN_SLAB, NoRoom, Place, SlabPool, SlabReader, aligned, sweep
+from nnsight_lab.wire.extent import Extent, Packed
 from nnsight_lab.wire.limits import WireError
-from nnsight_lab.wire.packed import Extent, Layout, Packed, unpack
+from nnsight_lab.wire.packed import Layout, unpack
 
 SHM = Path("/dev/shm")
 MIB = 2**20

@@ -60,7 +60,7 @@ def test_the_path_goes_through_every_kind_of_container() -> None:
         found: Any
 
     assert refusal([0, {"a": (1, {7: Probe([Plain()])})}]).startswith(
-        'saves[1]["a"][1][7].found[0] is a test_codec_cannot_travel.Plain: '
+        f'saves[1]["a"][1][7].found[0] is a {__name__}.Plain: '
     )
     assert refusal({"x": {("k", Plain())}}).startswith('saves["x"] (in the set) is a ')
     assert refusal({"x": {Colour.RED: 1}}).startswith('saves["x"] (a key) is a ')
