@@ -16,6 +16,8 @@ does.
 
 from __future__ import annotations
 
+import multiprocessing
+import sys
 from typing import TYPE_CHECKING, Any
 
 from nnsight_lab import errors
@@ -81,6 +83,12 @@ def start(
         EngineStartFailed: With the root cause; nothing is left running.
     """
     __tracebackhide__ = True
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        # A process of an engine imports the script that started it, and would start engines for ever.
+        raise errors.EngineStartFailed(
+            "this script starts an engine as soon as it is imported, which the engine's own processes do: "
+            'put the code that uses it under `if __name__ == "__main__":`'
+        )
     # Local: this module stays light; the import is watched, since it takes most of a first start.
     from nnsight_lab.engine.importing import later, load
 
@@ -103,8 +111,6 @@ def get_engine(name: str | None = None) -> LocalEngine:
 
 def engines() -> dict[str, LocalEngine]:
     """Every engine of this process, by name; empty (and cheap) when none was started."""
-    import sys
-
     if "nnsight_lab.engine.manager" not in sys.modules:
         return {}
     found: dict[str, LocalEngine] = _manager().engines()

@@ -101,6 +101,7 @@ CLIENT = (
         ("source", "globals", "locals"),
     ),
     Pin(f"{_NN}.intervention.serialization", "CustomCloudPickler", "a block's functions travel by source"),
+    Pin("vllm.sampling_params", "StructuredOutputsParams", "structured_outputs may be given as a dictionary"),
     Pin("multiprocessing.util", "spawnv_passfds", "a new process's first words go to the log"),
     Pin("vllm.v1.engine.core_client", "BackgroundResources.engine_dead", "a dead engine is noticed at once"),
     Pin(

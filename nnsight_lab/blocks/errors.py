@@ -25,6 +25,7 @@ from nnsight_lab.wire.messages import Frame, WorkerError
 
 #: ``[helper:12] /tmp/cell.py``: how nnsight names a function it rebuilt from source.
 _REBUILT = re.compile(r"^\[[^\]]*:\d+\] (?P<path>.+)$")
+_LONGEST = 2000
 _BLOCK = re.compile(r"^<block [0-9a-f]+> (?P<path>.+)$")
 #: Where code lives that is not the user's: Python, what is installed, and this package.
 _INSTALLED = (
@@ -46,6 +47,7 @@ def capture(
         order: Locations in the order the model reached them, for an out-of-order read.
     """
     traceback = getattr(exception, "__intervention_tb__", None) or exception.__traceback__
+    exception = getattr(exception, "original", exception)
     frames = []
     while traceback is not None:
         code = traceback.tb_frame.f_code
@@ -57,7 +59,7 @@ def capture(
     asked = {location for location, _ in requested}
     return WorkerError(
         type_name=type(exception).__name__,
-        message=str(exception),
+        message=_said(exception),
         frames=tuple(frames),
         control_flow=early,
         requested=tuple(requested) if disordered else (),
@@ -70,6 +72,15 @@ def _users(filename: str) -> bool:
     if filename.startswith(BLOCK_MARK) or _REBUILT.match(filename):
         return True
     return os.path.isabs(filename) and not filename.startswith(_INSTALLED)
+
+
+def _said(exception: BaseException) -> str:
+    """An exception's text; what it says may be anything, also a failure of its own."""
+    try:
+        text = str(exception)
+    except Exception as error:
+        return f"(its text cannot be had: {type(error).__name__})"
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} … ({len(text)} characters)"
 
 
 def home(filename: str) -> str:

@@ -19,9 +19,9 @@ from nnsight_lab.errors import EditRefused, UnknownEdit, nearest
 from nnsight_lab.wire.keys import CLEAR, REGISTER, TRACE_BLOCK
 
 if TYPE_CHECKING:
-    from nnsight_lab.engine.local import LocalEngine
+    from nnsight_lab.engine.life import EngineLife
 
-_NAME = re.compile(r"[A-Za-z_][\w.\-]*$")
+_NAME = re.compile(r"[A-Za-z_][\w.\-]{0,99}")
 
 
 @dataclass(eq=False)
@@ -52,7 +52,7 @@ class Edit:
     """
 
     name: str
-    engine: LocalEngine
+    engine: EngineLife
     version: int = 0
     on: bool = True
     source: str = ""
@@ -88,7 +88,7 @@ class Edit:
 class Edits:
     """The edits of one engine, in the order they run."""
 
-    def __init__(self, engine: LocalEngine) -> None:
+    def __init__(self, engine: EngineLife) -> None:
         self._engine = engine
         self._edits: dict[str, Edit] = {}
         self._lock = threading.Lock()
@@ -126,6 +126,10 @@ class Edits:
             raise EditRefused(f"edits= takes a list of names: write edits=[{names!r}].")
         if names is None:
             return tuple(e._current for e in self if e.on and e._current is not None)
+        if not isinstance(names, list | tuple):
+            raise EditRefused(
+                f"edits= takes a list of names, in the order they run, not {type(names).__name__}."
+            )
         listed = list(names)
         for name in listed:
             if not isinstance(name, str):
@@ -142,7 +146,7 @@ class Edits:
         Raises:
             EditRefused: When the name cannot be one.
         """
-        if not isinstance(name, str) or not _NAME.match(name):
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise EditRefused(
                 f"An edit needs a name, of letters, digits, '_', '-' and '.': `%%edit probe`, not {name!r}."
             )

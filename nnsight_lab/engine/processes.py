@@ -8,9 +8,11 @@ after its kernel died. Only processes of this user that carry the mark are ever 
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -150,6 +152,27 @@ def wait_gone(engine: str, timeout_s: float) -> list[EngineProcess]:
             return left
         time.sleep(0.1)
     return []
+
+
+def gpu_bytes(pids: Iterable[int]) -> int:
+    """GPU memory those processes hold, as the driver tells; 0 where there is no NVIDIA GPU.
+
+    Asked of ``nvidia-smi``, so that this process needs no CUDA context to know.
+    """
+    wanted = set(pids)
+    if not wanted or shutil.which("nvidia-smi") is None:
+        return 0
+    query = ["nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits"]
+    try:
+        told = subprocess.run(query, capture_output=True, text=True, timeout=5, check=False).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return 0
+    found = 0
+    for line in told.splitlines():
+        pid, _, mib = line.partition(",")
+        if pid.strip().isdigit() and int(pid) in wanted and mib.strip().isdigit():
+            found += int(mib) * 2**20
+    return found
 
 
 def _environ(pid: int) -> dict[str, str]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from nnsight_lab.errors import RequestRefused, nearest
 
 
@@ -18,6 +20,7 @@ def sampling_params(settings: Mapping[str, Any]) -> Any:
         RequestRefused: For a name vLLM does not have, or a value it refuses.
     """
     from vllm import SamplingParams
+    from vllm.sampling_params import StructuredOutputsParams
 
     settings = dict(settings)
     if "max_new_tokens" in settings:
@@ -28,9 +31,15 @@ def sampling_params(settings: Mapping[str, Any]) -> Any:
         if name not in known:
             raise RequestRefused(f"{name!r} is not a sampling setting.{nearest(name, known)}")
     try:
-        return SamplingParams(**settings)
+        if isinstance(settings.get("structured_outputs"), Mapping):
+            settings["structured_outputs"] = StructuredOutputsParams(**settings["structured_outputs"])
+        params = SamplingParams(**settings)
+        # vLLM's constructor does not look at every type, and its engine dies of a wrong one: its
+        # one input thread ends, and every later call waits for ever.
+        msgspec.msgpack.decode(msgspec.msgpack.encode(params), type=SamplingParams)
+        return params
     except Exception as error:
-        if not _refused(error):
+        if not _refused(error) and not isinstance(error, AttributeError):
             raise
         raise RequestRefused(f"{_line(error)} (given: {_shown(settings)})") from None
 
@@ -78,7 +87,7 @@ def _refused(error: BaseException) -> bool:
     """Whether vLLM blames the request: a ValueError in older versions, a tree of its own since."""
     from vllm import exceptions  # whoever has such an error has vLLM
 
-    own = getattr(exceptions, "VLLMClientError", ValueError)
+    own = (getattr(exceptions, "VLLMClientError", ValueError), msgspec.MsgspecError)
     return isinstance(error, (ValueError, TypeError, own))
 
 

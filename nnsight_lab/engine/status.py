@@ -36,6 +36,7 @@ class EngineStatus:
         edits: ``name (on)`` of each edit.
         pids: The engine's processes.
         memory_bytes: Resident memory of those processes together.
+        gpu_bytes: GPU memory of those processes, where the driver tells.
         log: The log's path.
         options: vLLM options it was started with.
         cause: Why it is dead.
@@ -52,6 +53,7 @@ class EngineStatus:
     edits: tuple[str, ...] = ()
     pids: tuple[int, ...] = ()
     memory_bytes: int = 0
+    gpu_bytes: int = 0
     log: str = ""
     options: tuple[tuple[str, object], ...] = field(default=())
     cause: str = ""
@@ -65,15 +67,16 @@ class EngineStatus:
             ("up", duration(self.up_s)),
             ("requests", f"{self.running} running or waiting"),
             ("edits", ", ".join(self.edits) or "none"),
-            (
-                "processes",
-                f"{', '.join(map(str, self.pids)) or 'none'} ({self.memory_bytes / 2**30:.2f} GiB)",
-            ),
+            ("processes", f"{', '.join(map(str, self.pids)) or 'none'} ({self._memory()})"),
             ("log", self.log),
         ]
         if self.cause:
             rows.insert(1, ("cause", self.cause))
         return rows
+
+    def _memory(self) -> str:
+        gpu = f", {self.gpu_bytes / 2**30:.1f} GiB on the GPU" if self.gpu_bytes else ""
+        return f"{self.memory_bytes / 2**30:.2f} GiB{gpu}"
 
     def __str__(self) -> str:
         return "\n".join(f"{label:<10} {text}" for label, text in self.rows())
@@ -88,6 +91,7 @@ class StopReport:
         pids: The processes it had.
         left: Those that would not end; empty when all is well.
         freed_bytes: Resident memory they held.
+        freed_gpu_bytes: GPU memory they held, where the driver tells.
         elapsed_s: How long it took.
     """
 
@@ -96,13 +100,15 @@ class StopReport:
     left: tuple[int, ...]
     freed_bytes: int
     elapsed_s: float
+    freed_gpu_bytes: int = 0
 
     def __str__(self) -> str:
         if self.left:
             return f"Engine {self.name!r}: processes {', '.join(map(str, self.left))} would not end."
+        gpu = f" and {self.freed_gpu_bytes / 2**30:.1f} GiB of GPU memory" if self.freed_gpu_bytes else ""
         return (
             f"Engine {self.name!r} stopped in {self.elapsed_s:.1f} s: {len(self.pids)} processes gone, "
-            f"{self.freed_bytes / 2**30:.2f} GiB of memory back."
+            f"{self.freed_bytes / 2**30:.2f} GiB of memory{gpu} back."
         )
 
 

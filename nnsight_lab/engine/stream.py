@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from nnsight_lab.engine.call import Call
-    from nnsight_lab.engine.local import LocalEngine
+    from nnsight_lab.engine.service import EngineService
 
 _TICK_S = 0.05
 
@@ -21,7 +21,7 @@ class Stream:
     Made by ``engine.stream(...)``; read once, by ``async for`` or by ``for``.
     """
 
-    def __init__(self, engine: LocalEngine, call: Call) -> None:
+    def __init__(self, engine: EngineService, call: Call) -> None:
         self._engine = engine
         self._call = call
         self._items: queue.SimpleQueue[Any] = queue.SimpleQueue()

@@ -48,6 +48,7 @@ class SyncDriver(Driver):
             if command is None:
                 return
             command()
+            del command  # it holds a call, and the call its saves, until the next one comes
 
     def _do(self, work: Callable[[], Any]) -> Future[Any]:
         future: Future[Any] = Future()

@@ -34,7 +34,7 @@ from nnsight_lab.engine.edits import Edit, EditVersion
 from nnsight_lab.errors import EditRefused, RequestRefused
 
 if TYPE_CHECKING:
-    from nnsight_lab.engine.local import LocalEngine
+    from nnsight_lab.engine.service import EngineService
 
 Watcher = Callable[[list[Progress]], None]
 
@@ -66,7 +66,7 @@ class LabInvoker(WholeFile, Invoker):
 class _LabTracer(WholeFile, VLLMTracer):
     """What a trace and an edit share: they travel as a bare tracer of the worker's model."""
 
-    def __init__(self, engine: LocalEngine, backend: Callable[[Any], None]) -> None:
+    def __init__(self, engine: EngineService, backend: Callable[[Any], None]) -> None:
         super().__init__(engine.model, "__call__", backend=backend)
         self.engine = engine
 
@@ -107,7 +107,7 @@ class LabTracer(_LabTracer):
 
     def __init__(
         self,
-        engine: LocalEngine,
+        engine: EngineService,
         prompts: Sequence[Any],
         *,
         several: bool,
@@ -262,6 +262,7 @@ class LabTracer(_LabTracer):
         if frame is not None:
             _bind(frame, values)
         self._mediators = []
+        self.backend = None  # bound to this very object: a cycle that would keep the saves alive
         self.engine.raise_errors(call, self.outputs)
 
     def _values(self) -> dict[str, Any]:
@@ -325,7 +326,7 @@ def _one(values: list[Any]) -> Any:
 class EditTracer(_LabTracer):
     """An edit: a block that stays on the engine. ``with lab.edit("probe") as (tracer, edit):``."""
 
-    def __init__(self, engine: LocalEngine, edit: Edit) -> None:
+    def __init__(self, engine: EngineService, edit: Edit) -> None:
         super().__init__(engine, self._prepare)
         self.edit = edit
         self._version: EditVersion | None = None

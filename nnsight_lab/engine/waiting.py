@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -24,6 +25,10 @@ _TICK_S = 0.05
 _ABORT_S = 0.7
 _DEATH_GRACE_S = 1.5
 
+STUCK = (
+    "the wait is over, but a block is still running in the worker: if the next call does not answer, "
+    "`%engine restart`."
+)
 INTERRUPTED = "the requests of this cell were aborted; the engine is still loaded."
 
 
@@ -85,8 +90,9 @@ def wait(future: Future[T], watch: Watch) -> T:
         aborting = watch.abort() if watch.abort is not None else None
         if aborting is not None:
             # A second press must not lose the abort, only the wait for it.
-            concurrent.futures.wait([aborting], timeout=_ABORT_S)
-        raise Interrupted(watch.interrupted) from None
+            with contextlib.suppress(KeyboardInterrupt):
+                concurrent.futures.wait([aborting], timeout=_ABORT_S)
+        raise Interrupted(_outcome(aborting, watch)) from None
 
 
 async def await_(future: Future[T], watch: Watch) -> T:
@@ -106,7 +112,11 @@ async def await_(future: Future[T], watch: Watch) -> T:
         aborting = watch.abort() if watch.abort is not None else None
         if aborting is not None:
             await _briefly(aborting)
-        raise InterruptedTask(watch.interrupted) from None
+        raise InterruptedTask(_outcome(aborting, watch)) from None
+
+
+def _outcome(aborting: Future[Any] | None, watch: Watch) -> str:
+    return STUCK if aborting is not None and not aborting.done() else watch.interrupted
 
 
 async def _briefly(aborting: Future[Any]) -> None:

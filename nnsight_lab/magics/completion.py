@@ -19,6 +19,7 @@ from IPython.core.interactiveshell import InteractiveShell
 
 from nnsight_lab.magics.commands import EDITS_FORMS, ENGINE_FORMS
 from nnsight_lab.magics.contract import lab
+from nnsight_lab.magics.envoys import members
 from nnsight_lab.magics.shapes import EditShape, TracerShape
 from nnsight_lab.magics.transform import INDENT, BodyPosition, body_position, sketch
 
@@ -90,6 +91,11 @@ class CellMatcher:
     def _match(self, context: CompletionContext) -> SimpleMatcherResult:
         lines = context.full_text.splitlines(keepends=True)
         body = body_position(lines)
+        if body is None or context.cursor_line >= body.line:
+            tree = members(context.line_with_cursor[: context.cursor_position], self._shell.user_ns)
+            if tree:
+                found = [_Found(name, "property", python=True) for name in tree]
+                return _result(context.token, found, suppress=True)
         if body is None:
             return _nothing()
         in_header = context.cursor_line < body.line

@@ -4,8 +4,8 @@ vLLM's fused kernels overwrite activation buffers in place, so a *view* of one, 
 nnsight serves, holds a later layer's data once the block has moved on: an unclone'd ``.save()``
 was off by 3.5 on an H200, silently. nnsight's own cure (``NNSIGHT_VLLM_CLONE_READS``) loses every
 in-place edit, silently too. Here a block reads a copy of its rows, edits it as it likes, and the
-copy goes back into the model's buffer when the block parks elsewhere or ends: what it keeps is its
-own, and what it wrote reaches the model. One copy per read location, visit and block.
+copy goes back into the model's buffer when the block parks elsewhere or ends, if it was changed:
+what it keeps is its own, and what it wrote reaches the model.
 
 `skip` of one request while others share the step is the second fault mended here: stock nnsight
 raises inside the forward, which ends the engine for everybody.
@@ -13,6 +13,7 @@ raises inside the forward, which ends the engine for everybody.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,23 +23,73 @@ from nnsight.modeling.vllm.interleaver import VLLMInterleaver
 from nnsight.util import apply
 
 
+@dataclass
+class Served:
+    """Rows of the model's buffer, and the copy of them that a block was given.
+
+    Attributes:
+        version: The copy's version counter when it last agreed with the rows.
+        turn: When that was, in writes of the visit.
+    """
+
+    rows: torch.Tensor
+    copy: torch.Tensor
+    version: int
+    turn: int
+
+
 class Visit:
-    """The copies one block was served at one location, until it yields."""
+    """The copies one block was given at one location, until it yields.
+
+    Every read gives a copy of its own, so that what was saved before an edit of the same location
+    stays what it was. The copies are ordinary tensors, not inference tensors, for the version counter:
+    only a copy that the block changed is written back.
+    """
 
     def __init__(self) -> None:
-        #: The model's value -> what the block was served for it; the value is kept alive here.
-        self.served: list[tuple[Any, Any]] = []
-        #: (rows of the model's buffer, the block's copy)
-        self.pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.given: list[Served] = []
+        self.turn = 0
+        #: Where rows begin -> the turn in which they were last written.
+        self.written: dict[int, int] = {}
+
+    def copy(self, rows: torch.Tensor) -> torch.Tensor:
+        """A private copy of ``rows``."""
+        copy = _private(rows)
+        self.given.append(Served(rows, copy, copy._version, self.turn))
+        return copy
 
     def write_back(self) -> None:
-        """Land the block's copies in the model's buffer, and forget them."""
-        for rows, copy in self.pairs:
+        """Land the copies that were changed in the model's buffer.
+
+        Raises:
+            RuntimeError: When two reads of one value were both changed, the earlier one last: it does
+                not have the later one's change, and would undo it.
+        """
+        for served in self.given:
+            copy, rows = served.copy, served.rows
+            if copy._version == served.version:
+                continue
+            if self.written.get(rows.data_ptr(), -1) > served.turn:
+                raise RuntimeError(
+                    "two reads of the same value were both edited, the earlier one last, which would undo "
+                    "the other edit: read the value once and edit that"
+                )
             # A block may resize or retype its own copy; the model's rows stay what they are.
             if copy.shape == rows.shape:
                 rows.copy_(copy)
-        self.pairs.clear()
-        self.served.clear()
+            self.turn += 1
+            self.written[rows.data_ptr()] = self.turn
+            served.version, served.turn = copy._version, self.turn
+
+    def forget(self) -> None:
+        """What was given so far is replaced by an assignment: later changes of it mean nothing."""
+        self.given.clear()
+        self.written.clear()
+
+
+def _private(rows: torch.Tensor) -> torch.Tensor:
+    with torch.inference_mode(False), torch.no_grad():
+        return rows.clone(memory_format=torch.contiguous_format)
 
 
 class LabBatcher(VLLMBatcher):
@@ -52,34 +103,26 @@ class LabBatcher(VLLMBatcher):
         self.partial_skip: list[tuple[list[int], Any]] = []
 
     def narrow(self, value: Any, group: list[int] | None) -> Any:
-        """The rows of ``group`` as a copy; repeated reads of one visit share it."""
+        """The rows of ``group`` as a private copy, with what the block changed before."""
         if group is None:
             return value
         visit = self.visit
         if visit is not None:
-            for seen, served in visit.served:
-                if seen is value:
-                    return served
-        pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
+            visit.write_back()
 
         def private(tensor: torch.Tensor) -> torch.Tensor:
             rows: torch.Tensor = self._narrow_tensor(tensor, group)
             if rows is tensor:
                 return tensor  # no token axis: not a buffer of this step
-            copy = rows.clone(memory_format=torch.contiguous_format)
-            pairs.append((rows, copy))
-            return copy
+            return _private(rows) if visit is None else visit.copy(rows)
 
-        served = apply(value, private, torch.Tensor)
-        if visit is not None:
-            visit.served.append((value, served))
-            visit.pairs.extend(pairs)
-        return served
+        return apply(value, private, torch.Tensor)
 
     def widen(self, full: Any, group: list[int] | None, edited: Any) -> Any:
         """Splice an assigned value in, after what the block wrote in place before it."""
         if self.visit is not None:
             self.visit.write_back()
+            self.visit.forget()
         return super().widen(full, group, edited)
 
     def assemble_skip(self, running: Any) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from types import CodeType
 from typing import Any
 
+from greenlet import GreenletExit
 from nnsight.intervention.interleaver import Mediator
 
 from nnsight_lab.blocks.block import Block
@@ -18,6 +19,15 @@ from nnsight_lab.worker.courier import Parcel
 
 #: Reads remembered for error messages; a loop over tokens asks for the same few again and again.
 _REMEMBERED = 64
+
+
+class ExitedBlock(Exception):
+    """A block left by an exception that is meant to end a process: here it ends the block."""
+
+    def __init__(self, original: BaseException) -> None:
+        super().__init__(original)
+        self.original = original
+        self.__intervention_tb__ = original.__traceback__
 
 
 class BlockMediator(Mediator):
@@ -42,7 +52,13 @@ class BlockMediator(Mediator):
         self.parcel: Parcel | None = None
 
     def switch(self, *args: Any) -> Any:
-        pending = super().switch(*args)
+        try:
+            pending = super().switch(*args)
+        except (Exception, GreenletExit):
+            raise
+        except BaseException as error:
+            # SystemExit and its like would go through the forward and end the engine for everybody.
+            raise ExitedBlock(error) from None
         provider = None if pending is None else pending.provider
         if provider is not None and provider not in self.requested and len(self.requested) < _REMEMBERED:
             self.requested[provider] = self._line()

@@ -91,3 +91,51 @@ def test_other_cells_complete_as_before(complete: Any, model: Any) -> None:
     assert any(text.endswith("layers") for text in complete("model.lay|"))
     assert "max_tokens=" not in complete("max_t|")
     assert not any(text == "tracer" for text in complete("trac|"))
+
+
+class Envoy:
+    """As nnsight's: children by attribute and index, values only inside a block."""
+
+    def __init__(self, module: Any) -> None:
+        self._module = module
+
+    def __getattr__(self, name: str) -> Any:
+        return Envoy(self.__dict__["_module"]._modules[name])
+
+    def __getitem__(self, index: int) -> Any:
+        return Envoy(list(self._module._modules.values())[index])
+
+    @property
+    def output(self) -> Any:
+        raise ValueError("Cannot access `output` outside of interleaving")
+
+
+@pytest.fixture
+def tree(shell: Any) -> Any:
+    import torch
+
+    layer = torch.nn.ModuleDict({"self_attn": torch.nn.Identity(), "mlp": torch.nn.Identity()})
+    shell.user_ns["model"] = Envoy(torch.nn.ModuleDict({"layers": torch.nn.ModuleList([layer, layer])}))
+    return shell
+
+
+@pytest.mark.parametrize(
+    ("cell", "offered"),
+    [
+        ("%%trace 'a'\nx = model.layers[1].ml|", "mlp"),
+        ("%%edit p\nmodel.layers[0].self|", "self_attn"),
+        ("%%edit p\nmodel.layers[0].|", "mlp"),
+        ("model.layers[-1].out|", "output"),
+    ],
+)
+def test_a_path_goes_on_behind_a_subscript(complete: Any, tree: Any, cell: str, offered: str) -> None:
+    assert any(text.rpartition(".")[2] == offered for text in complete(cell))
+
+
+@pytest.mark.parametrize(
+    "typed", ["model.layers[7].", "model.layers[0].output.", "nothing[0].", "model.nope.", "3."]
+)
+def test_a_path_that_leads_nowhere_offers_nothing(tree: Any, typed: str) -> None:
+    from nnsight_lab.magics.envoys import members
+
+    assert members(typed, tree.user_ns) == []

@@ -1,0 +1,252 @@
+"""The life of an engine of this kernel: started, watched, found dead, stopped, started again.
+
+vLLM's processes are somebody else's code in somebody else's memory, so an engine is always taken to
+be able to die; what died and why is said once, here, with the way back.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from typing_extensions import Self
+
+from nnsight_lab.blocks.stubs import BlockEngine
+from nnsight_lab.engine import processes
+from nnsight_lab.engine.async_driver import AsyncDriver
+from nnsight_lab.engine.config import EngineConfig
+from nnsight_lab.engine.driver import Driver
+from nnsight_lab.engine.edits import Edits
+from nnsight_lab.engine.log import EngineLog
+from nnsight_lab.engine.sampling import refusal
+from nnsight_lab.engine.starting import Start
+from nnsight_lab.engine.status import EngineStatus, StartProgress, StopReport
+from nnsight_lab.engine.sync_driver import SyncDriver
+from nnsight_lab.engine.waiting import Watch, await_, wait
+from nnsight_lab.errors import EngineDied, EngineNotStarted, LabError
+
+#: How long after a failed call a death may take to show.
+_DEATH_SHOWS_S = 1.5
+
+
+class EngineLife:
+    """A vLLM engine of this process, from its start to its end.
+
+    Attributes:
+        name: What the manager calls it.
+        config: Model, mode and options.
+        edits: The edits installed on it.
+        log: Its log file.
+        already_running: Whether the last `nnsight_lab.start` found it alive with the same configuration.
+    """
+
+    def __init__(self, name: str, config: EngineConfig) -> None:
+        self.name = name
+        self.config = config
+        self.edits = Edits(self)
+        self.already_running = False
+        self._state = "stopped"
+        self._stop_lock = threading.Lock()
+        self._fresh()
+
+    def _fresh(self) -> None:
+        self.id = uuid.uuid4().hex[:12]
+        self.log = EngineLog.new(self.name)
+        self._driver: Driver = AsyncDriver() if self.config.mode == "async" else SyncDriver()
+        self._ready_at = 0.0
+        self._cause = ""
+        self._used = False
+
+    def start(self, progress: Callable[[StartProgress], None] | None = None) -> Self:
+        """Bring the engine up and install its edits.
+
+        Raises:
+            ModelNotFound: Before anything is started.
+            EngineStartFailed: With the root cause; nothing is left behind.
+            Interrupted: When the start was interrupted; nothing is left behind.
+        """
+        __tracebackhide__ = True
+        if self._state != "stopped":
+            return self
+        if self._used:  # the log of a failed or stopped engine stays until the next start
+            self._fresh()
+        self._state = "starting"
+        try:
+            Start(self.id, self.config, self.log, self._driver, progress).run()
+        except BaseException:
+            self._state = "stopped"
+            self._clean_up()
+            self._used = True
+            raise
+        self.model.lab_engine = weakref.proxy(self)
+        self._state = "ready"
+        self._ready_at = time.monotonic()
+        for method, args in self.edits.reinstall_steps():
+            self.rpc(method, *args)
+        return self
+
+    def restart(self, progress: Callable[[StartProgress], None] | None = None) -> Self:
+        """Stop what is left of the engine, start it again, and put its edits back."""
+        __tracebackhide__ = True
+        self.stop()
+        return self.start(progress)
+
+    def stop(self) -> StopReport:
+        """End the engine's processes and see them gone; a second time is harmless."""
+        with self._stop_lock:
+            began = time.monotonic()
+            alive = processes.engine_processes(self.id)
+            on_gpu = processes.gpu_bytes(p.pid for p in alive)
+            if self.alive:  # what a call of another thread is told
+                self._cause = "it was stopped or restarted while it was needed"
+            left = self._clean_up() if self._state != "stopped" or alive else []
+            self._state, self._used = "stopped", True
+            return StopReport(
+                name=self.name,
+                pids=tuple(p.pid for p in alive),
+                left=tuple(left),
+                freed_bytes=sum(p.rss_bytes for p in alive if p.pid not in left),
+                elapsed_s=time.monotonic() - began,
+                freed_gpu_bytes=0 if left else on_gpu,
+            )
+
+    def _clean_up(self) -> list[int]:
+        self._driver.stop()
+        left = processes.wait_gone(self.id, timeout_s=5.0)
+        still = processes.end([p.pid for p in left]) if left else []
+        self._driver.home.close()
+        self._driver.close()
+        return still
+
+    @property
+    def mode(self) -> str:
+        """``"sync"`` or ``"async"``."""
+        return self.config.mode
+
+    @property
+    def model(self) -> Any:
+        """The envoy tree: what a block reads and writes, ``model.model.layers[3].output``."""
+        model = getattr(self._driver, "model", None)
+        if model is None:
+            raise EngineNotStarted(f"Engine {self.name!r} is not running: %engine restart {self.name}.")
+        return model
+
+    @property
+    def tokenizer(self) -> Any:
+        """The model's tokenizer."""
+        return self.model.tokenizer
+
+    @property
+    def alive(self) -> bool:
+        """Whether the engine can take requests."""
+        return self._state == "ready" and not self._driver.dead()
+
+    def died(self) -> EngineDied | None:
+        """The error to raise when a process of the engine has ended, or None."""
+        if self._state != "ready" or not self._driver.dead():
+            return None
+        if not self._cause:
+            self._cause = self.log.root_cause() or (
+                "a process was ended from outside (killed; the system's out-of-memory killer does that too)"
+            )
+        return EngineDied(
+            f"Engine {self.name!r} died: {self._cause}. `%engine restart` brings it back with its edits "
+            f"(log: {self.log.path}).",
+            cause=self._cause,
+        )
+
+    def status(self) -> EngineStatus:
+        """The engine as it stands."""
+        alive = processes.engine_processes(self.id)
+        state, cause = self._state, ""
+        if state == "ready":
+            dead = self.died()
+            running = self._driver.unfinished()
+            state, cause = ("dead", dead.cause) if dead else ("busy" if running else "ready", "")
+        device = dtype = ""
+        if getattr(self._driver, "model", None) is not None and self._state == "ready":
+            config = self._vllm_config()
+            device = str(config.device_config.device_type)
+            dtype = str(config.model_config.dtype).removeprefix("torch.")
+        return EngineStatus(
+            name=self.name,
+            state=state,
+            model=self.config.model,
+            mode=self.mode,
+            device=device,
+            dtype=dtype,
+            up_s=time.monotonic() - self._ready_at if self._state == "ready" else 0.0,
+            running=self._driver.unfinished(),
+            edits=tuple(f"{e.name} ({'on' if e.on else 'off'})" for e in self.edits),
+            pids=tuple(p.pid for p in alive),
+            memory_bytes=sum(p.rss_bytes for p in alive),
+            gpu_bytes=processes.gpu_bytes(p.pid for p in alive),
+            log=str(self.log.path),
+            options=self.config.options,
+            cause=cause,
+        )
+
+    def _vllm_config(self) -> Any:
+        entry = self.model.vllm_entrypoint
+        return getattr(entry, "llm_engine", entry).vllm_config
+
+    def __reduce__(self) -> Any:
+        # In a block, `engine.model` is the worker's own; nothing else of an engine travels.
+        return BlockEngine, (self.model,)
+
+    def __repr__(self) -> str:
+        return f"<LocalEngine {self.name!r}: {self.config.model}, {self.mode}, {self._state}>"
+
+    # -- asking the workers ---------------------------------------------------------------------
+
+    def rpc(self, method: str, *args: Any) -> list[Any]:
+        """Call a worker method on every rank and wait."""
+        __tracebackhide__ = True
+        self._require()
+        try:
+            return wait(self._driver.rpc(method, *args), Watch(died=self.died))
+        except Exception as error:
+            raise self._mapped(error) from None
+
+    async def arpc(self, method: str, *args: Any) -> list[Any]:
+        """`rpc`, awaited."""
+        __tracebackhide__ = True
+        self._require()
+        try:
+            return await await_(self._driver.rpc(method, *args), Watch(died=self.died))
+        except Exception as error:
+            raise self._mapped(error) from None
+
+    def _require(self) -> None:
+        __tracebackhide__ = True
+        dead = self.died()
+        if dead is not None:
+            raise dead
+        if self._state != "ready":
+            raise EngineNotStarted(f"Engine {self.name!r} is {self._state}: %engine restart {self.name}.")
+
+    def _mapped(self, error: Exception) -> BaseException:
+        """A foreign error in this package's terms; the one place they enter."""
+        if isinstance(error, LabError):
+            return error
+        refused = refusal(error)
+        if refused is not None:
+            return refused
+        # A worker that is killed fails the call under way before anybody says that it is dead.
+        deadline = time.monotonic() + _DEATH_SHOWS_S
+        while (dead := self.died()) is None and time.monotonic() < deadline:
+            time.sleep(0.05)
+        if dead is not None:
+            return dead
+        if type(error).__name__ == "EngineDeadError":
+            self._cause = self.log.root_cause() or "vLLM reports that the engine is dead"
+            return EngineDied(
+                f"Engine {self.name!r} died: {self._cause}. `%engine restart` brings it back with its edits "
+                f"(log: {self.log.path}).",
+                cause=self._cause,
+            )
+        return error

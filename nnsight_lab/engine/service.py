@@ -1,0 +1,159 @@
+"""What a trace, an edit and a stream need of an engine: requests with their blocks, waiting, results.
+
+Everything becomes a `Call` on the driver's thread; interrupts, deaths and errors are turned into
+this package's terms here, once, for sync and async callers alike.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from nnsight_lab.blocks.block import Block
+from nnsight_lab.engine import results
+from nnsight_lab.engine.call import Call, LabRequest
+from nnsight_lab.engine.edits import EditVersion
+from nnsight_lab.engine.homecoming import size_of
+from nnsight_lab.engine.life import EngineLife
+from nnsight_lab.engine.sampling import sampling_params
+from nnsight_lab.engine.tracer import Watcher
+from nnsight_lab.engine.waiting import Watch, await_, wait
+from nnsight_lab.errors import EngineDied
+from nnsight_lab.wire.keys import BUDGET_KEY, CLEAR, EDITS_KEY, REGISTER, TRACE_BLOCK, TRACE_KEY
+
+
+class EngineService(EngineLife):
+    """An engine as the tracers see it."""
+
+    # -- requests -------------------------------------------------------------------------------
+
+    def request(
+        self,
+        prompt: Any,
+        settings: Mapping[str, Any],
+        versions: tuple[EditVersion, ...],
+        block: Block | None = None,
+    ) -> LabRequest:
+        """One request with its blocks aboard."""
+        settings = dict(settings)
+        lora_request = settings.pop("lora_request", None)
+        budget = settings.pop("save_budget", None)
+        params = sampling_params(settings)
+        extra = dict(params.extra_args or {})
+        if budget is not None:
+            extra[BUDGET_KEY] = size_of(budget, name="save_budget")
+        if versions:
+            extra[EDITS_KEY] = [version.id for version in versions]
+        if block is not None:
+            extra[TRACE_KEY] = block.dumps()
+        if versions or block is not None:
+            params.extra_args = extra
+            # A token served from the prefix cache has no forward pass, so no block would see it.
+            if hasattr(params, "skip_reading_prefix_cache"):
+                params.skip_reading_prefix_cache = True
+        wants = any(v.wants_result for v in versions) or (block is not None and ".result" in block.source)
+        return LabRequest(
+            self.model._prompt(prompt),
+            params,
+            edits=versions,
+            traced=block is not None,
+            wants_result=wants,
+            lora_request=lora_request,
+        )
+
+    def version_of(self, name: str, block: Block) -> EditVersion:
+        """A version of an edit, pickled, not installed yet."""
+        if self._vllm_config().cache_config.enable_prefix_caching and name != TRACE_BLOCK:
+            warnings.warn(
+                f"Prefix caching is on: what edit {name!r} writes into the KV cache is served to later "
+                "requests without it. Start the engine without enable_prefix_caching=True to edit safely.",
+                stacklevel=6,
+            )
+        return EditVersion(name, block.dumps(), wants_result=".result" in block.source)
+
+    def scoped_edit(self, block: Block) -> tuple[EditVersion, Future[list[Any]]]:
+        """Install a block for the requests of one call only; `drop` takes it off.
+
+        Not waited for: the workers take it before the requests that follow it. The future says
+        whether they could.
+        """
+        version = self.version_of(TRACE_BLOCK, block)
+        return version, self._driver.rpc(REGISTER, version.id, version.payload, version.name)
+
+    def drop(self, version: EditVersion) -> None:
+        """Take a scoped edit off; not waited for."""
+        if self.alive:
+            self._driver.rpc(CLEAR, [version.id])
+
+    def submit(self, call: Call) -> None:
+        """Hand a call to the driver; its edits are held until it is over."""
+        self._require()
+        versions = [version for request in call.requests for version in request.edits]
+        self.edits.hold(versions)
+        call.future.add_done_callback(lambda _: self._let_go(versions))
+        self._driver.submit(call)
+
+    def _let_go(self, versions: Iterable[EditVersion]) -> None:
+        gone = self.edits.let_go(versions)
+        if gone and self.alive:
+            self._driver.rpc(CLEAR, gone)
+
+    def wait(self, call: Call, watch: Watcher | None = None) -> None:
+        """Wait for a call in this thread."""
+        __tracebackhide__ = True
+        try:
+            wait(call.future, self._watch(call, watch))
+        except Exception as error:
+            raise self._mapped(error) from None
+        self._last_look(call, watch)
+
+    async def await_(self, call: Call, watch: Watcher | None = None) -> None:
+        """Wait for a call without blocking the caller's loop."""
+        __tracebackhide__ = True
+        try:
+            await await_(call.future, self._watch(call, watch))
+        except Exception as error:
+            raise self._mapped(error) from None
+        self._last_look(call, watch)
+
+    def _watch(self, call: Call, watch: Watcher | None) -> Watch:
+        tick = None if watch is None else (lambda: watch(call.progress()))
+        return Watch(died=self.died, abort=lambda: self.abort(call), tick=tick)
+
+    def _last_look(self, call: Call, watch: Watcher | None) -> None:
+        if watch is not None:
+            watch(call.progress())
+
+    def abort(self, call: Call) -> Future[None] | None:
+        """Abort what is left of a call."""
+        return self._driver.abort(call) if self.alive else None
+
+    # -- what comes home ------------------------------------------------------------------------
+
+    def outputs(self, call: Call) -> list[Any]:
+        """The outputs of a finished call, with ``.saves`` and ``.error`` on each; edits' runs are counted."""
+        outputs = []
+        for request in call.requests:
+            if request.output is None:
+                raise EngineDied(
+                    f"Engine {self.name!r} returned nothing for a request (log: {self.log.path})."
+                )
+            results.attach(request.output, request.saves)
+            for name, error in results.runs(request.saves).items():
+                self.edits.count(name, error)
+            outputs.append(request.output)
+        return outputs
+
+    def raise_errors(self, call: Call, outputs: Sequence[Any]) -> None:
+        """Raise the first block error of a call's requests, once, with how many failed.
+
+        Raises:
+            TraceError: When it is the trace's own block.
+            EditError: When it is an edit's.
+        """
+        __tracebackhide__ = True
+        error = results.failure([request.saves for request in call.requests], outputs)
+        if error is not None:
+            raise error from None
