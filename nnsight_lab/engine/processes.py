@@ -19,10 +19,7 @@ from pathlib import Path
 
 import psutil
 
-#: Mirrored from `nnsight_lab.worker.process`, which a kernel never imports.
-ENGINE_ENV = "NNSIGHT_LAB_ENGINE"
-OWNER_ENV = "NNSIGHT_LAB_OWNER"
-LOG_ENV = "NNSIGHT_LAB_LOG"
+from nnsight_lab.wire.keys import ENGINE_ENV, LOG_ENV, OWNER_ENV
 
 
 @dataclass(frozen=True)

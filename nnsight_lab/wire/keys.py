@@ -23,3 +23,8 @@ CLEAR = "lab_clear"
 RELEASE = "lab_release"
 FREE = "lab_free"
 COUNT = "nnsight_request_count"
+
+#: Set for the processes of an engine while it starts: which engine, whose, and where to log.
+ENGINE_ENV = "NNSIGHT_LAB_ENGINE"
+OWNER_ENV = "NNSIGHT_LAB_OWNER"
+LOG_ENV = "NNSIGHT_LAB_LOG"

@@ -19,10 +19,7 @@ import multiprocessing
 import os
 import signal
 
-#: Set for the processes of an engine while it starts: which engine, whose, and where to log.
-ENGINE_ENV = "NNSIGHT_LAB_ENGINE"
-OWNER_ENV = "NNSIGHT_LAB_OWNER"
-LOG_ENV = "NNSIGHT_LAB_LOG"
+from nnsight_lab.wire.keys import ENGINE_ENV, LOG_ENV, OWNER_ENV  # noqa: F401  (one mark, three parts)
 
 _PR_SET_PDEATHSIG = 1
 
