@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
 from collections.abc import Iterator
@@ -22,11 +21,6 @@ os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 import nnsight_lab.blocks  # noqa: F401  (imports anyio whole, before any test imports nnsight)
 from tests import models
 from tests.waiting import OneEngine, idle, owned
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    # vLLM lets the garbage collector close the context of its sockets when an engine was shut down.
-    config.addinivalue_line("filterwarnings", "ignore:Unclosed context <zmq:ResourceWarning")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -54,7 +48,6 @@ def one_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OneEngine]:
         yield holder
         holder.stop()
         assert owned() == [], "engine processes outlived the tests"
-        gc.collect()  # here, where the warning about vLLM's sockets is still ignored
 
 
 @pytest.fixture(scope="module")

@@ -174,8 +174,18 @@ def surroundings(engine_id: str, log: EngineLog, options: Mapping[str, Any]) -> 
     # killed ("leaked shared_memory objects", which it then removes) is for the log.
     with _redirected(log, 1, 2):
         resource_tracker.ensure_running()
-    with processes.marked(engine_id, log.path, extra), _quiet(log):
+    with processes.marked(engine_id, log.path, extra), _quiet(log), _own_excepthook():
         yield
+
+
+@contextlib.contextmanager
+def _own_excepthook() -> Iterator[None]:
+    """Keep torch's hook off this process: each tree built here wraps one more ``[rank0]:`` around errors."""
+    before = sys.excepthook
+    try:
+        yield
+    finally:
+        sys.excepthook = before
 
 
 def _cpu_kv_cache_gib(options: Mapping[str, Any]) -> int | None:

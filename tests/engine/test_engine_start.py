@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import sys
 from pathlib import Path
 
 import psutil
@@ -61,6 +62,10 @@ def test_the_status_of_an_engine_says_what_it_is(engine, mode, llama_path):
     assert status.memory_bytes > 2**28
     assert dict(status.options)["max_model_len"] == models.CONTEXT
     assert "ready" in str(status)
+
+
+def test_a_start_leaves_the_hook_for_uncaught_errors_alone(engine):
+    assert "distributed" not in sys.excepthook.__qualname__
 
 
 def test_an_engine_is_replaced_on_request_and_a_stopped_one_is_gone(one_engine, llama_path):
