@@ -1,7 +1,8 @@
 """How saved values leave a worker: small ones in the reply, large ones through shared memory.
 
 On CUDA the copy to the host runs on a stream of its own and is begun when a block *ends*, not when
-its request is collected, so that it overlaps the next step's work; collecting only waits for it.
+its request is collected, so that it overlaps the next step's work; collecting waits for the copies of
+the requests it collects, and for no others: those of the step under way have only begun.
 What is copied is what the block saved and nothing else it held.
 """
 
@@ -32,6 +33,18 @@ _NOWHERE: dict[str, Any] = {
 }
 
 
+class Copies(NamedTuple):
+    """Copies under way on the copy stream.
+
+    Attributes:
+        done: Reached when the last one is over.
+        sources: What they read: its memory may not be handed out before that.
+    """
+
+    done: torch.cuda.Event
+    sources: tuple[torch.Tensor, ...]
+
+
 class Parcel(NamedTuple):
     """What one block saved, ready to leave.
 
@@ -39,11 +52,18 @@ class Parcel(NamedTuple):
         values: Those that ride the reply.
         packed: The rest, in shared memory.
         error: Why some did not come.
+        copies: What `packed` still waits for; None where it is there.
     """
 
     values: dict[str, Any]
     packed: Packed | None = None
     error: WorkerError | None = None
+    copies: Copies | None = None
+
+    def settle(self) -> None:
+        """Wait until what was packed is there."""
+        if self.copies is not None:
+            self.copies.done.synchronize()
 
 
 class Courier:
@@ -106,13 +126,13 @@ class Courier:
             return Parcel(
                 {}, error=_over(kept, layout.nbytes, full.allowed_bytes, "what the engine has left")
             )
-        self._copy(layout, extent)
-        return Parcel({}, layout.packed(extent), refused)
+        return Parcel({}, layout.packed(extent), refused, self._copy(layout, extent))
 
-    def settle(self) -> None:
-        """Wait for the copies under way."""
-        if self._stream is not None:
-            self._stream.synchronize()
+    def take_back(self, parcel: Parcel) -> None:
+        """Give up what was packed for a request that nobody will collect."""
+        if parcel.packed is not None:
+            parcel.settle()  # a copy under way would land in the piece's next owner
+            self.release([parcel.packed.extent])
 
     def release(self, extents: Sequence[Extent]) -> list[str]:
         """Pieces the kernel no longer looks at."""
@@ -122,18 +142,17 @@ class Courier:
         """Give all memory up."""
         self._pool.close()
 
-    def _copy(self, layout: Layout, extent: Extent) -> None:
+    def _copy(self, layout: Layout, extent: Extent) -> Copies | None:
         memory = self._pool.view(extent)
         if self._stream is None:
             layout.copy_into(memory)
-            return
+            return None
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
             layout.copy_into(memory, non_blocking=True)
-        for source in layout.sources:
-            if source.is_cuda:
-                # The allocator may hand the source's memory out only after the copy.
-                source.record_stream(self._stream)
+            done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            done.record(self._stream)
+        return Copies(done, layout.sources)
 
 
 def _without_refused(values: Mapping[str, Any]) -> tuple[dict[str, Any], WorkerError]:

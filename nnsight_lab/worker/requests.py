@@ -20,7 +20,7 @@ from nnsight_lab.blocks.block import Block
 from nnsight_lab.wire.keys import BUDGET_KEY, EDITS_KEY, TRACE_BLOCK, TRACE_KEY
 from nnsight_lab.wire.messages import BlockSaves, RequestSaves, SequenceSaves, WorkerError
 from nnsight_lab.worker.caches import plain
-from nnsight_lab.worker.courier import Courier
+from nnsight_lab.worker.courier import Courier, Parcel
 from nnsight_lab.worker.greenlets import BlockMediator
 
 
@@ -57,6 +57,8 @@ class LabRequests(Requests):
         #: nnsight's, of this worker: it knows the order in which locations were reached.
         self.interleaver = interleaver
         self.courier = courier
+        #: What was collected and may still be on its way into shared memory.
+        self.leaving: list[Parcel] = []
 
     # -- edits ---------------------------------------------------------------------------------
 
@@ -163,6 +165,14 @@ class LabRequests(Requests):
     def record_saves(self) -> None:
         """At the end of a step: note what was saved, and begin to copy what ended blocks saved."""
         super().record_saves()
+        self.pack_ended()
+
+    def pack_ended(self) -> None:
+        """Begin to copy what blocks saved that have ended.
+
+        Asked for as soon as the forward is launched too: sampling waits for the device, and hundreds of
+        copies that are enqueued only after that keep it waiting.
+        """
         if not self.courier.overlaps:
             return
         for request in self.requests.values():
@@ -171,10 +181,13 @@ class LabRequests(Requests):
             for mediator in [*copies, *own]:
                 ended = mediator.worker is not None and not mediator.alive
                 if ended and mediator.parcel is None and mediator.batch_group is not None:
+                    self.record(mediator)
                     self._pack(mediator, request)
 
     def collect(self, ids: set[str], outputs: dict[str, Any]) -> list[RequestSaves]:
         """Wind up the finished requests named by ``ids`` and take what their blocks saved.
+
+        What is returned may be looked at after `settle` only.
 
         Args:
             ids: As the engine knows them.
@@ -199,12 +212,18 @@ class LabRequests(Requests):
             collected.setdefault(engine_id, {})[index] = SequenceSaves(index, tuple(blocks))
             if request.error is not None:
                 failures.setdefault(engine_id, request.error)
+            self.leaving += [m.parcel for m in request.workers() if m.parcel is not None]
             del self.requests[request.id]
-        self.courier.settle()
         return [
             RequestSaves(engine_id, tuple(found[i] for i in sorted(found)), failures.get(engine_id))
             for engine_id, found in collected.items()
         ]
+
+    def settle(self) -> None:
+        """Wait until everything that was collected is where its message says."""
+        for parcel in self.leaving:
+            parcel.settle()
+        self.leaving.clear()  # what is copied from had to live until here
 
     def free(self, ids: set[str]) -> None:
         """Forget aborted requests, and give back what was already packed of them."""
@@ -213,8 +232,8 @@ class LabRequests(Requests):
                 continue
             for mediator in request.workers():
                 self.finish_dangling(mediator)
-                if mediator.parcel is not None and mediator.parcel.packed is not None:
-                    self.courier.release([mediator.parcel.packed.extent])
+                if mediator.parcel is not None:
+                    self.courier.take_back(mediator.parcel)
             del self.requests[request.id]
 
     def _wind_up(
@@ -225,8 +244,9 @@ class LabRequests(Requests):
             self.serve_result(mediator, output)
         self.finish_dangling(mediator)
         if not answer:
-            if mediator.parcel is not None and mediator.parcel.packed is not None:
-                self.courier.release([mediator.parcel.packed.extent])
+            if mediator.parcel is not None:
+                self.courier.take_back(mediator.parcel)
+                mediator.parcel = None
             return []
         if mediator.parcel is None:
             if mediator.worker is not None:

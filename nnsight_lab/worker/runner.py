@@ -51,7 +51,9 @@ class LabRunner(NNsightGPUModelRunner):
     def execute_model(self, *args: Any, **kwargs: Any) -> Any:
         # A module may be skipped in one step and never reach its output; nothing may linger.
         self.nnsight_model.interleaver.spliced.clear()
-        return super().execute_model(*args, **kwargs)
+        output = super().execute_model(*args, **kwargs)
+        self.nnsight_requests.pack_ended()
+        return output
 
     def lab_register(self, registration_id: str, payload: bytes, name: str) -> None:
         """Keep an edit's block for the requests that will name it."""
@@ -73,7 +75,9 @@ class LabRunner(NNsightGPUModelRunner):
         if returned:
             self.lab_release(returned)
         records = decode(outputs) if outputs else {}
-        return encode(self.nnsight_requests.collect(set(ids), records))
+        found = encode(self.nnsight_requests.collect(set(ids), records))
+        self.nnsight_requests.settle()  # last: the copies go on while the message is written
+        return found
 
     def lab_release(self, extents: bytes) -> list[str]:
         """Take back pieces of this rank's shared memory."""

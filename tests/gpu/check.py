@@ -1,11 +1,12 @@
 """What only a CUDA machine can show; run by hand, never by CI.
 
-    python tests/gpu/check.py MODEL_DIR [sync|async]
+    python tests/gpu/check.py MODEL_DIR [sync|async|graphs]
 
 ``MODEL_DIR`` holds a configuration and a tokenizer; weights are random (``load_format="dummy"``). On
 CUDA vLLM's fused kernels overwrite activation buffers in place, so this is where unclone'd saves are
-compared with clones, in-place edits with assignment, and our overheads with plain vLLM's. Prints a
-short table last; exits 1 when a check failed.
+compared with clones, in-place edits with assignment, and our overheads with plain vLLM's. ``graphs``
+runs the same saves and edits on an engine that replays CUDA graphs, tapped at those locations. Prints
+a short table last; exits 1 when a check failed.
 """
 
 from __future__ import annotations
@@ -21,6 +22,11 @@ import nnsight_lab as lab
 
 ROWS: list[tuple[str, str, bool]] = []
 PROMPT = list(range(100, 164))
+_SITES = ("self_attn.qkv_proj", "self_attn.o_proj", "post_attention_layernorm", "mlp.gate_up_proj")
+#: Every location that is read below.
+TAPS = [f"model.layers.*.{site}.output" for site in (*_SITES, "mlp.down_proj", "mlp")] + [
+    "model.layers.*.output"
+]
 
 
 def row(name: str, seen: object, good: bool = True) -> None:
@@ -185,15 +191,18 @@ def main() -> int:
     assert Path(folder, "config.json").is_file(), folder
     mode = sys.argv[2] if len(sys.argv) > 2 else "sync"
     began = time.monotonic()
-    engine = lab.start(
-        folder, mode=mode, load_format="dummy", max_model_len=1024, gpu_memory_utilization=0.6, seed=0
-    )
+    options = {"load_format": "dummy", "max_model_len": 1024, "gpu_memory_utilization": 0.6, "seed": 0}
+    graphs = mode == "graphs"
+    if graphs:
+        options |= {"taps": TAPS, "max_num_seqs": 32}
+    engine = lab.start(folder, mode="sync" if graphs else mode, **options)
     row("start, s", round(time.monotonic() - began, 1))
     print(engine.status(), flush=True)
     try:
         safe_saves(engine)
         edits_reach_the_model(engine)
-        features(engine)
+        if not graphs:
+            features(engine)
         if mode == "sync":
             overheads(engine)
     finally:

@@ -1,25 +1,63 @@
-"""A CPU worker that overwrites activations as vLLM's CUDA kernels do.
+"""A CPU worker that overwrites activations, and copies late, as CUDA does.
 
 On CUDA, ``fused_add_rms_norm`` writes its result into its inputs, so a view of a layer's output holds
 a later layer's data a moment after it was read; the CPU's own version returns new tensors, which hides
 the fault. Here it writes in place as well. The batcher can be switched to nnsight's own, to show that
 without private copies the fault is there.
+
+On CUDA saved values are copied beside the next step's work, and are there only when they are waited for:
+here a thread copies them, a little later, and even the smallest go that way.
 """
 
 from __future__ import annotations
 
+import threading
+import time
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 from nnsight.modeling.vllm.batching import VLLMBatcher
 
 from nnsight_lab.worker.batching import LabBatcher
+from nnsight_lab.worker.courier import Copies, Courier
 from nnsight_lab.worker.cpu import LabCPUWorker
+
+_LATE_S = 0.03
 
 
 class SharingBatcher(VLLMBatcher):
     """nnsight's own: a block is served views of the model's buffers."""
 
     partial_skip: ClassVar[list[Any]] = []  # what the interleaver of this package looks for
+
+
+class Late:
+    """Work done by a thread a moment later; waited for as a CUDA event is."""
+
+    waited_for = 0
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        def run() -> None:
+            time.sleep(_LATE_S)
+            work()
+
+        self._thread = threading.Thread(target=run)
+        self._thread.start()
+
+    def synchronize(self) -> None:
+        """Wait for it."""
+        Late.waited_for += self._thread.is_alive()
+        self._thread.join()
+
+
+class LateCourier(Courier):
+    """Copies as CUDA's copy stream does: begun when a block ends, over when they are waited for."""
+
+    overlaps = True
+
+    def _copy(self, layout: Any, extent: Any) -> Copies:
+        memory = self._pool.view(extent)
+        return Copies(Late(lambda: layout.copy_into(memory)), layout.sources)
 
 
 class InPlaceCPUWorker(LabCPUWorker):
@@ -43,6 +81,20 @@ class InPlaceCPUWorker(LabCPUWorker):
         # The implementation is a frozen object.
         object.__setattr__(implementation, "impl_fn", in_place)
         super().init_device()
+
+    def load_model(self, *args: Any, **kwargs: Any) -> None:
+        super().load_model(*args, **kwargs)
+        courier = self.model_runner.courier
+        courier.__class__ = LateCourier
+        courier._inline_bytes = 0
+
+    def waited_for(self) -> int:
+        """How many copies were still under way when they were waited for."""
+        return Late.waited_for
+
+    def used_bytes(self) -> int:
+        """What is in use of this worker's shared memory."""
+        return self.model_runner.courier.used_bytes
 
     def overwritten_count(self) -> int:
         """How many norms have overwritten their inputs, so that a test sees the stand-in stand in."""

@@ -13,7 +13,7 @@ import torch
 import nnsight_lab as lab
 from tests import models
 from tests.parity import hugging_face, residuals
-from tests.waiting import TOWER, idle
+from tests.waiting import LONG, TOWER, idle, interrupt, until, when_running
 
 #: By name, as vLLM is told: the module is the worker's, and brings nnsight and vLLM with it.
 IN_PLACE = "tests.worker.inplace.InPlaceCPUWorker"
@@ -233,3 +233,30 @@ def test_the_packages_residual_reads_a_pair_whole(engine):
         by_hand = (hidden + residual).save()
         stream = lab.residual(model.model.layers[2].output).save()
     assert torch.equal(by_hand, stream)
+
+
+def test_what_is_copied_late_is_what_was_saved_and_its_memory_comes_back(engine):
+    model = engine.model
+    engine.rpc("share_views", False)
+    before = engine.rpc("waited_for")[0]
+    with engine.edit("probe") as (tracer, edit):
+        kept = model.model.layers[0].output[0].save()
+        sums = kept.sum().item().save()
+    outputs = engine.generate([TOWER, "cats", "dogs"] * 4, max_tokens=2, temperature=0, ignore_eos=True)
+    assert engine.rpc("waited_for")[0] > before
+    for output in outputs:
+        assert output.saves["kept"].sum().item() == output.saves["sums"]
+    del outputs, output
+    until(lambda: engine.rpc("used_bytes") == [0], 3, "shared memory was not given back")
+
+
+def test_an_aborted_request_gives_back_what_it_had_packed_only_when_that_is_copied(engine):
+    model = engine.model
+    engine.rpc("share_views", False)
+    with engine.edit("probe") as (tracer, edit):
+        kept = model.model.layers[0].output[0].save()
+    stopped = when_running(engine, interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        engine.generate([TOWER, "cats"], **LONG)
+    stopped()
+    until(lambda: engine.rpc("used_bytes") == [0], 3, "shared memory was not given back")
