@@ -5,7 +5,8 @@ worker of ours copies them once, into a file that the kernel maps: no pickle, no
 context. A pool of such files ("slabs") grows on demand and is reused when the kernel lets go; past its
 budget in memory it goes on in files on disk, and past that it refuses, naming what did not fit.
 
-The hard facts: pages are reserved when a slab is made (``posix_fallocate``), for a sparse file in a
+The hard facts: pages are reserved when a slab is made (``posix_fallocate``, or by faulting all of them in
+where they are pinned next), for a sparse file in a
 full ``/dev/shm`` kills its writer with SIGBUS at the first touch; and the reader unlinks a slab as soon
 as it has it mapped, so that nothing is left behind whichever process dies first.
 """
@@ -205,9 +206,16 @@ class SlabPool:
         place.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         path = place.folder / f"{_PREFIX}{self._name}.{os.getpid()}.{self._rank}.{self._made}"
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        pinned = self._pin is not None and place is self._places[0]
         try:
-            os.posix_fallocate(descriptor, 0, size)
+            if pinned:
+                os.ftruncate(descriptor, size)
+            else:
+                os.posix_fallocate(descriptor, 0, size)
             memory = mmap.mmap(descriptor, size)
+            tensor = torch.frombuffer(memory, dtype=torch.uint8)
+            if pinned and not _populate(tensor):
+                os.posix_fallocate(descriptor, 0, size)
         except OSError as error:
             path.unlink(missing_ok=True)
             if error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT, errno.EFBIG):
@@ -216,9 +224,7 @@ class SlabPool:
         finally:
             os.close(descriptor)
         self._made += 1
-        tensor = torch.frombuffer(memory, dtype=torch.uint8)
-        if self._pin is not None and place is self._places[0]:
-            _populate(tensor)
+        if self._pin is not None and pinned:
             self._pin(tensor)
         slab = _Slab(path, size, place, memory, tensor, [(0, size)])
         place.used_bytes += size
@@ -233,19 +239,30 @@ class SlabPool:
         slab.path.unlink(missing_ok=True)
 
 
-def _populate(tensor: torch.Tensor) -> None:
-    """Fault a mapping's pages in, on several threads: registering them one by one takes seconds a GB."""
+def _populate(tensor: torch.Tensor) -> bool:
+    """Fault a mapping's pages in, on several threads: registering them one by one takes seconds a GB.
+
+    Returns:
+        Whether they are all there; False where the system does not know how (Linux before 5.14).
+
+    Raises:
+        OSError: There are not so many.
+    """
     import ctypes
 
     libc = ctypes.CDLL(None, use_errno=True)
     libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     start, size = tensor.data_ptr(), tensor.numel()
 
-    def fault(offset: int) -> None:
-        libc.madvise(start + offset, min(_POPULATE_CHUNK, size - offset), _POPULATE_WRITE)
+    def fault(offset: int) -> int:
+        length = min(_POPULATE_CHUNK, size - offset)
+        return ctypes.get_errno() if libc.madvise(start + offset, length, _POPULATE_WRITE) else 0
 
     with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as threads:
-        list(threads.map(fault, range(0, size, _POPULATE_CHUNK)))
+        failed = {error for error in threads.map(fault, range(0, size, _POPULATE_CHUNK)) if error}
+    if failed - {errno.EINVAL}:
+        raise OSError(errno.ENOSPC, "not enough memory for a slab")  # EFAULT: a touch would be a SIGBUS
+    return not failed
 
 
 class SlabReader:

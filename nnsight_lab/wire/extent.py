@@ -41,9 +41,10 @@ class Packed:
     Attributes:
         tree: The codec's tree, as JSON; a tensor is its index in ``tensors``.
         extent: Where the tensors' bytes are.
-        tensors: Of each tensor: offset in the extent, dtype's name, shape.
+        tensors: Of each tensor offset in the extent, dtype's name and shape, as JSON: hundreds of them
+            are written and read at once between two steps of the model.
     """
 
     tree: str
     extent: Extent
-    tensors: tuple[tuple[int, str, tuple[int, ...]], ...]
+    tensors: str

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 from nnsight_lab.wire.extent import ALIGN, Extent, Packed
 from nnsight_lab.wire.flatten import Handle, flatten
 from nnsight_lab.wire.limits import WireError
+from nnsight_lab.wire.limits import extent as extent_of
 from nnsight_lab.wire.tensors import DTYPES, NAMES
 from nnsight_lab.wire.unflatten import unflatten
 
@@ -56,11 +57,11 @@ class Layout:
 
     def packed(self, extent: Extent) -> Packed:
         """The message that says where it all lies."""
-        specs = tuple(
+        specs = [
             (offset, NAMES[source.dtype], tuple(source.shape))
             for source, offset in zip(self.sources, self.offsets, strict=True)
-        )
-        return Packed(self.tree, extent, specs)
+        ]
+        return Packed(self.tree, extent, json.dumps(specs, separators=(",", ":")))
 
 
 def unpack(packed: Packed, open_extent: Callable[[Extent], torch.Tensor]) -> Any:
@@ -69,31 +70,33 @@ def unpack(packed: Packed, open_extent: Callable[[Extent], torch.Tensor]) -> Any
     Raises:
         WireError: When the message is malformed or points outside its piece.
     """
-    memory = open_extent(packed.extent) if packed.tensors else torch.empty(0, dtype=torch.uint8)
-    views = [_view(memory, spec) for spec in packed.tensors]
+    try:
+        node, specs = json.loads(packed.tree), json.loads(packed.tensors)
+    except (ValueError, RecursionError) as error:
+        raise WireError(f"the message's tree is not JSON: {error}") from None
+    if type(specs) is not list:
+        raise WireError("the message's tensors are no list")
+    memory = open_extent(packed.extent) if specs else torch.empty(0, dtype=torch.uint8)
+    views = [_view(memory, spec) for spec in specs]
 
     def get(handle: Handle) -> torch.Tensor:
-        if not isinstance(handle, int) or isinstance(handle, bool) or not 0 <= handle < len(views):
+        if type(handle) is not int or not 0 <= handle < len(views):
             raise WireError(f"there is no tensor {handle!r} in the message")
         return views[handle]
 
-    try:
-        node = json.loads(packed.tree)
-    except ValueError as error:
-        raise WireError(f"the message's tree is not JSON: {error}") from None
     return unflatten(node, get)
 
 
-def _view(memory: torch.Tensor, spec: Sequence[Any]) -> torch.Tensor:
+def _view(memory: torch.Tensor, spec: object) -> torch.Tensor:
+    if type(spec) is not list or len(spec) != 3:
+        raise WireError(f"the message describes a tensor as {spec!r:.80}")
     offset, name, shape = spec
-    dtype = DTYPES.get(name)
-    if dtype is None or any(size < 0 for size in shape) or offset < 0 or offset % ALIGN:
-        raise WireError(f"a tensor of dtype {name!r} and shape {shape!r} at {offset} cannot be")
-    count = dtype.itemsize
-    for size in shape:
-        count *= size
+    dtype = DTYPES.get(name) if type(name) is str else None
+    if dtype is None or type(offset) is not int or offset < 0 or offset % ALIGN:
+        raise WireError(f"a tensor of dtype {name!r} and shape {shape!r} at {offset!r} cannot be")
+    sizes, count = extent_of(shape, dtype.itemsize)
     if offset + count > memory.numel():
         raise WireError(f"a tensor of {count} bytes at {offset} does not lie in {memory.numel()} bytes")
     if count == 0:
-        return torch.empty(shape, dtype=dtype)
-    return memory[offset : offset + count].view(dtype).view(tuple(shape))
+        return torch.empty(sizes, dtype=dtype)
+    return memory[offset : offset + count].view(dtype).view(sizes)

@@ -118,11 +118,16 @@ class Courier:
             layout = Layout.of(kept, name="saves")
         if allowed_bytes is not None and layout.nbytes > allowed_bytes:
             return Parcel({}, error=_over(kept, layout.nbytes, allowed_bytes, "this request's save_budget"))
-        if layout.nbytes <= self._inline_bytes:
+        small = layout.nbytes <= self._inline_bytes
+        # A value on a device is copied beside the model's work, however small; in the reply it would be
+        # waited for between two steps.
+        if small and not any(source.is_cuda for source in layout.sources):
             return Parcel(kept, error=refused)
         try:
             extent = self._pool.allocate(layout.nbytes)
         except NoRoom as full:
+            if small:
+                return Parcel(kept, error=refused)
             return Parcel(
                 {}, error=_over(kept, layout.nbytes, full.allowed_bytes, "what the engine has left")
             )

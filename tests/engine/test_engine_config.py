@@ -60,3 +60,21 @@ def test_an_option_that_cannot_be_is_refused(options, said):
 
 def test_vllms_own_options_are_taken():
     check_options({"dtype": "float32", "tensor_parallel_size": 2, "distributed_executor_backend": "ray"})
+
+
+@pytest.mark.parametrize(
+    ("options", "on_cpu", "added"),
+    [
+        ({"max_model_len": 1024}, False, {"max_num_batched_tokens": 8192}),
+        ({"max_model_len": 8192}, False, {"max_num_batched_tokens": 8192}),
+        ({"max_model_len": 8193}, False, {}),  # a prompt must fit in one step
+        ({}, False, {}),
+        ({"max_model_len": 1024}, True, {}),
+        ({"max_model_len": 1024, "max_num_batched_tokens": 2048}, False, {}),
+        ({"max_model_len": 1024, "enable_chunked_prefill": True}, False, {}),
+    ],
+)
+def test_steps_on_a_gpu_are_those_of_the_async_engine_where_nobody_said_otherwise(options, on_cpu, added):
+    from nnsight_lab.engine.model import step_size  # vLLM: seconds to import
+
+    assert step_size(options, on_cpu=on_cpu) == added

@@ -1,4 +1,6 @@
+import errno
 import gc
+import json
 import os
 import subprocess
 import sys
@@ -8,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from nnsight_lab.saves import slab
 from nnsight_lab.saves.slab import MIN_SLAB, NoRoom, Place, SlabPool, SlabReader, aligned, sweep
 from nnsight_lab.wire.extent import Extent, Packed
 from nnsight_lab.wire.limits import WireError
@@ -153,17 +156,71 @@ def test_slabs_of_a_dead_worker_are_swept_and_those_of_a_living_one_are_not(
         ((0, "float32", (10**12,)), "does not lie in"),
         ((-64, "float32", (1,)), "cannot be"),
         ((0, "object", (1,)), "cannot be"),
-        ((0, "float32", (-1,)), "cannot be"),
+        ((0, "float32", (-1,)), "sizes of zero or more"),
+        ((0, "float32", (True,)), "sizes of zero or more"),
+        (("0", "float32", (1,)), "cannot be"),
+        ((0, ["float32"], (1,)), "cannot be"),
+        ((0, "float32"), "describes a tensor"),
         ((10**15, "float32", (1,)), "does not lie in"),
     ],
 )
 def test_a_message_that_points_outside_its_piece_is_refused(
-    name: str, tmp_path: Path, spec: tuple[int, str, tuple[int, ...]], said: str
+    name: str, tmp_path: Path, spec: object, said: str
 ) -> None:
     slabs, reader = pool(name, tmp_path, 64 * MIB), SlabReader(lambda extent: None)
     packed = put(slabs, {"x": torch.zeros(4)})
     with pytest.raises(WireError, match=said):
-        unpack(Packed(packed.tree, packed.extent, (spec,)), reader.open)
+        unpack(Packed(packed.tree, packed.extent, json.dumps([spec])), reader.open)
+    slabs.close()
+
+
+@pytest.mark.parametrize("tensors", ["[", "{}", "1", "[" * 100_000])
+def test_a_message_whose_tensors_are_no_list_is_refused(name: str, tmp_path: Path, tensors: str) -> None:
+    slabs, reader = pool(name, tmp_path, 64 * MIB), SlabReader(lambda extent: None)
+    packed = put(slabs, {"x": torch.zeros(4)})
+    with pytest.raises(WireError, match=r"JSON|no list"):
+        unpack(Packed(packed.tree, packed.extent, tensors), reader.open)
+    slabs.close()
+
+
+def test_memory_to_be_pinned_is_all_there_before_it_is(name: str, tmp_path: Path) -> None:
+    pinned: list[tuple[int, int]] = []
+
+    def pin(memory: torch.Tensor) -> None:
+        (path,) = SHM.glob(f"nnsight_lab.{name}.*")
+        pinned.append((memory.numel(), path.stat().st_blocks * 512))
+
+    slabs = SlabPool(name, 0, [Place(SHM, 64 * MIB)], pin=pin)
+    packed = put(slabs, {"x": torch.arange(9)})
+    assert [size for size, _ in pinned] == [size for _, size in pinned] == [packed.extent.slab_bytes]
+    assert torch.equal(unpack(packed, SlabReader(lambda extent: None).open)["x"], torch.arange(9))
+    slabs.close()
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_memory_that_cannot_be_faulted_in_is_looked_for_on_disk(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, known: bool
+) -> None:
+    def full(*args: object) -> bool:
+        if known:
+            raise OSError(errno.ENOSPC, "full")
+        return False  # an old Linux: the pages are reserved the other way, which finds it full too
+
+    monkeypatch.setattr(slab, "_populate", full)
+    reserve = os.posix_fallocate
+
+    def reserved(descriptor: int, offset: int, size: int) -> None:
+        if os.readlink(f"/proc/self/fd/{descriptor}").startswith(str(SHM)):
+            raise OSError(errno.ENOSPC, "full")
+        reserve(descriptor, offset, size)
+
+    monkeypatch.setattr(os, "posix_fallocate", reserved)
+    pinned: list[torch.Tensor] = []
+    places = [Place(SHM, 64 * MIB), Place(tmp_path, 64 * MIB)]
+    slabs = SlabPool(name, 0, places, pin=pinned.append)
+    assert Path(slabs.allocate(1).path).parent == tmp_path
+    assert pinned == []
+    assert list(SHM.glob(f"nnsight_lab.{name}.*")) == []
     slabs.close()
 
 

@@ -6,13 +6,11 @@ the fault. Here it writes in place as well. The batcher can be switched to nnsig
 without private copies the fault is there.
 
 On CUDA saved values are copied beside the next step's work, and are there only when they are waited for:
-here a thread copies them, a little later, and even the smallest go that way.
+here they are copied just then and not before, and even the smallest go that way.
 """
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -22,8 +20,6 @@ from nnsight_lab.worker.batching import LabBatcher
 from nnsight_lab.worker.courier import Copies, Courier
 from nnsight_lab.worker.cpu import LabCPUWorker
 
-_LATE_S = 0.03
-
 
 class SharingBatcher(VLLMBatcher):
     """nnsight's own: a block is served views of the model's buffers."""
@@ -32,22 +28,19 @@ class SharingBatcher(VLLMBatcher):
 
 
 class Late:
-    """Work done by a thread a moment later; waited for as a CUDA event is."""
+    """Work that is not done before it is waited for, which is the latest a CUDA event may be reached."""
 
     waited_for = 0
 
     def __init__(self, work: Callable[[], None]) -> None:
-        def run() -> None:
-            time.sleep(_LATE_S)
-            work()
-
-        self._thread = threading.Thread(target=run)
-        self._thread.start()
+        self._work: Callable[[], None] | None = work
 
     def synchronize(self) -> None:
-        """Wait for it."""
-        Late.waited_for += self._thread.is_alive()
-        self._thread.join()
+        """Do it now, if it was not done yet."""
+        if self._work is not None:
+            Late.waited_for += 1
+            self._work()
+            self._work = None
 
 
 class LateCourier(Courier):
@@ -89,7 +82,7 @@ class InPlaceCPUWorker(LabCPUWorker):
         courier._inline_bytes = 0
 
     def waited_for(self) -> int:
-        """How many copies were still under way when they were waited for."""
+        """How many copies were waited for."""
         return Late.waited_for
 
     def used_bytes(self) -> int:
