@@ -1,8 +1,9 @@
 """What bringing saves home costs, beside nnsight's own road.
 
 The *road home* is timed directly in both engines: from asking the workers for what finished requests
-saved until it is in the caller's hands. The floors: bytes over memory bandwidth, one copy in the
-worker, none in the kernel.
+saved until it is in the caller's hands, over a few prompts one by one (else the asking waits for a step
+under way). What saving costs a whole call is a difference of calls; ``gb_per_s`` is the
+bytes over it. The floors: bytes over memory bandwidth, one copy in the worker, none in the kernel.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ def measure(
     count: int = 64,
     tokens: int = 256,
     repeat: int = 5,
-    nnsight_count: int | None = None,
+    few_count: int = 8,
+    nnsight: bool = True,
     mode: str = "sync",
     say: Callable[[str], None] = lambda text: None,
     **options: Any,
@@ -39,7 +41,8 @@ def measure(
         count: How many prompts.
         tokens: How long each is.
         repeat: Rounds that count.
-        nnsight_count: How many of the prompts nnsight runs (all by default); 0 leaves it out.
+        few_count: Over how many of the prompts the road home is timed, in both.
+        nnsight: Whether stock nnsight runs beside it.
         mode: As for `nnsight_lab.start`.
         say: Told what is going on.
         **options: vLLM engine options, the same for both.
@@ -50,7 +53,7 @@ def measure(
     options.setdefault("max_model_len", 2 * tokens)
     path = models.resolve(model, dummy=options.get("load_format") == "dummy")
     texts = [[(17 * i + 5 * j) % 20000 + 100 for j in range(tokens)] for i in range(count)]
-    few = texts if nnsight_count is None else texts[:nnsight_count]
+    few = texts[:few_count]
     with ExitStack() as stack:
         say("starting our engine")
         engine = lab.start(path, name="bench-saves", mode=mode, **options)
@@ -59,42 +62,42 @@ def measure(
         # Shared memory is made when it is first needed, and reused: the first call pays for it.
         _run(engine, texts, [])
         first = _seconds(lambda: _run(engine, texts, ["all"]))
-        timers = {"ours": _Timer(), "nnsight": _Timer(), "few": _Timer()}
+        timers = {"ours": _Timer(), "nnsight": _Timer()}
         works: dict[str, Callable[[], object]] = {
             "none": lambda: _run(engine, texts, []),
             "compute": lambda: _run(engine, texts, ["compute"]),
-            "all": lambda: timers["ours"].of(engine, lambda: _run(engine, texts, ["all"])),
+            "all": lambda: _run(engine, texts, ["all"]),
             "last": lambda: _run(engine, texts, ["last"]),
+            "few": lambda: timers["ours"].of(engine, lambda: _one_by_one(engine, few)),
         }
-        if few:
-            if len(few) < count:
-                works["few"] = lambda: timers["few"].of(engine, lambda: _run(engine, few, ["all"]))
+        if nnsight:
             say("starting stock nnsight")
             peer = stack.enter_context(nnsight_alone(path, options))
             works["nnsight"] = _nnsight(peer, few, timers["nnsight"])
         seen = rounds.run(works, repeat, warm_up=2, say=say)
-    home = timers["ours"].median(repeat)
+    home, costs = timers["ours"].median(repeat), _difference(seen, "all", "none")
+    few_bytes = saved_bytes / count * len(few)
     row: dict[str, Any] = {
         "call_vs_no_save": round(seen.ratio("all", "none"), 3),
         "block_vs_no_block": round(seen.ratio("compute", "none"), 3),
         "last_token_vs_no_save": round(seen.ratio("last", "none"), 3),
-        "gb_per_s": round(saved_bytes / 1e9 / max(home, 1e-9), 2),
-        "saving_costs_s": round(_difference(seen, "all", "none"), 4),
+        "gb_per_s": round(saved_bytes / 1e9 / costs, 2) if costs > 0 else None,
+        "saving_costs_s": round(costs, 4),
         "road_home_s": round(home, 4),
+        "road_home_gb_per_s": round(few_bytes / 1e9 / home, 2),
         "slabs_start_s": round(first - seen.median("all"), 3),
         "saved_gb": round(saved_bytes / 1e9, 3),
         "seconds": {name: round(seen.median(name), 4) for name in works},
         "rounds": repeat,
         "prompts": count,
+        "few_prompts": len(few),
         "tokens": tokens,
         "versions": {"vllm": pins.vllm_version(), "nnsight": pins.version_of("nnsight")},
     }
-    if few:
-        mine = timers["few" if "few" in works else "ours"].median(repeat)
+    if nnsight:
         theirs = timers["nnsight"].median(repeat)
         row["nnsight_road_home_s"] = round(theirs, 4)
-        row["nnsight_prompts"] = len(few)
-        row["road_home_vs_nnsight"] = round(mine / theirs, 4)
+        row["road_home_vs_nnsight"] = round(home / theirs, 4)
     return row
 
 
@@ -131,6 +134,11 @@ def _run(engine: LocalEngine, texts: list[Any], edits: list[str]) -> None:
     # The outputs, and their memory, go with the last reference; a collection of the whole heap here
     # takes longer than the call and would flatter every ratio.
     engine.generate(texts, edits=edits, max_tokens=1, temperature=0.0)
+
+
+def _one_by_one(engine: LocalEngine, texts: list[Any]) -> None:
+    for text in texts:
+        _run(engine, [text], ["all"])
 
 
 def _install(engine: LocalEngine, sample: list[Any]) -> int:
@@ -174,11 +182,12 @@ def _nnsight(model: Any, texts: list[Any], timer: _Timer) -> Callable[[], object
         return run
 
     core.collective_rpc, theirs.merge_collected = timed(rpc), timed(merge)
-    prompts = [{"prompt_token_ids": text} for text in texts]
+    prompts = [[{"prompt_token_ids": text}] for text in texts]
 
     def generate() -> None:
         timer.running = 0.0
-        model.generate(prompts, edits=["all"], max_tokens=1, temperature=0.0)
+        for prompt in prompts:
+            model.generate(prompt, edits=["all"], max_tokens=1, temperature=0.0)
         timer.seconds.append(timer.running)
 
     return generate

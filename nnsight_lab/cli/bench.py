@@ -44,8 +44,9 @@ def add_parser(sub: Any) -> None:
     saves.add_argument("--tokens", type=int, default=256, metavar="N")
     saves.add_argument("--rounds", type=int, default=5, metavar="N")
     saves.add_argument(
-        "--nnsight-prompts", type=int, default=None, metavar="N", help="fewer for nnsight; 0: none"
+        "--few", type=int, default=8, metavar="N", help="the road home is timed over so many, in both"
     )
+    saves.add_argument("--no-nnsight", action="store_true", help="leave stock nnsight out")
     saves.add_argument("--json", action="store_true", help="print one JSON object")
     saves.add_argument("option", nargs="*", help="vLLM engine options, as name=value")
     saves.set_defaults(run=run_saves)
@@ -87,7 +88,8 @@ def run_saves(arguments: argparse.Namespace) -> int:
         count=arguments.prompts,
         tokens=arguments.tokens,
         repeat=arguments.rounds,
-        nnsight_count=arguments.nnsight_prompts,
+        few_count=arguments.few,
+        nnsight=not arguments.no_nnsight,
         say=lambda text: print(f"bench: {text}", file=sys.stderr, flush=True),
         **dict(_option(word) for word in arguments.option),
     )
@@ -95,7 +97,14 @@ def run_saves(arguments: argparse.Namespace) -> int:
         print(json.dumps(found, indent=1))
         return 0
     print(f"{found['prompts']} prompts x {found['tokens']} tokens, {found['saved_gb']} GB saved")
-    for name in ("call_vs_no_save", "last_token_vs_no_save", "road_home_vs_nnsight", "gb_per_s"):
+    for name in (
+        "call_vs_no_save",
+        "last_token_vs_no_save",
+        "gb_per_s",
+        "slabs_start_s",
+        "road_home_gb_per_s",
+        "road_home_vs_nnsight",
+    ):
         if name in found:
             print(f"  {name:<24} {found[name]}")
     return 0
