@@ -32,7 +32,7 @@ _MIB = 2**20
 MIN_SLAB = 64 * _MIB
 _PREFIX = "nnsight_lab."
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, Linux 5.14
-_POPULATE_CHUNK = 64 * _MIB
+_POPULATE_CHUNK = 8 * _MIB
 
 
 class NoRoom(Exception):
