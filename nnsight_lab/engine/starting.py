@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import sys
 import time
@@ -166,6 +167,9 @@ def surroundings(engine_id: str, log: EngineLog, options: Mapping[str, Any]) -> 
     space = _cpu_kv_cache_gib(options)
     if space is not None:
         extra["VLLM_CPU_KVCACHE_SPACE"] = str(space)
+    shares = _cpus_of_ranks(options)
+    if shares is not None:
+        extra["VLLM_CPU_OMP_THREADS_BIND"] = shares
     plugins = os.environ.get("VLLM_PLUGINS")
     if plugins is not None and "nnsight_lab" not in plugins.split(","):
         extra["VLLM_PLUGINS"] = ",".join(filter(None, [plugins, "nnsight_lab"]))
@@ -201,6 +205,23 @@ def _cpu_kv_cache_gib(options: Mapping[str, Any]) -> int | None:
         return None
     available: int = psutil.virtual_memory().available
     return max(1, min(4, available // (8 * 2**30)))
+
+
+def _cpus_of_ranks(options: Mapping[str, Any]) -> str | None:
+    """Which cores each rank of a CPU engine computes on, where there are several and nobody said.
+
+    vLLM gives each rank a memory node of its own, and does not start where there are fewer nodes than
+    ranks, as on any laptop.
+    """
+    from vllm.platforms import current_platform  # vLLM decides what the platform is
+
+    ranks = math.prod(int(options.get(f"{kind}_parallel_size") or 1) for kind in ("tensor", "pipeline"))
+    if ranks < 2 or "VLLM_CPU_OMP_THREADS_BIND" in os.environ or not current_platform.is_cpu():
+        return None
+    cores = sorted(os.sched_getaffinity(0))
+    share = max(1, len(cores) // ranks)
+    starts = [rank * share % len(cores) for rank in range(ranks)]
+    return "|".join(",".join(map(str, cores[start : start + share])) for start in starts)
 
 
 def _log_to_file(log: EngineLog) -> None:
