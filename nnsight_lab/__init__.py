@@ -25,6 +25,7 @@ from nnsight_lab import errors
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from nnsight_lab.engine.estimate import Estimate
     from nnsight_lab.engine.local import LocalEngine
     from nnsight_lab.engine.status import StartProgress, StopReport
     from nnsight_lab.engine.stream import Stream
@@ -34,11 +35,13 @@ __version__ = "0.1.0"
 
 __all__ = [
     "__version__",
+    "aestimate",
     "agenerate",
     "edit",
     "edits",
     "engines",
     "errors",
+    "estimate",
     "generate",
     "get_engine",
     "load_ipython_extension",
@@ -159,6 +162,20 @@ async def agenerate(*prompts: Any, engine: str | None = None, **options: Any) ->
     __tracebackhide__ = True
     outputs: list[Any] = await _manager().engine(engine).agenerate(*prompts, **options)
     return outputs
+
+
+def estimate(*prompts: Any, engine: str | None = None, **options: Any) -> Estimate:
+    """What saving would cost on the current engine, before it is run; see `LocalEngine.estimate`."""
+    __tracebackhide__ = True
+    found: Estimate = _manager().engine(engine).estimate(*prompts, **options)
+    return found
+
+
+async def aestimate(*prompts: Any, engine: str | None = None, **options: Any) -> Estimate:
+    """`estimate`, awaited."""
+    __tracebackhide__ = True
+    found: Estimate = await _manager().engine(engine).aestimate(*prompts, **options)
+    return found
 
 
 def stream(

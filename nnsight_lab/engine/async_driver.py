@@ -109,13 +109,13 @@ class AsyncDriver(Driver):
     async def _collect_all(self) -> None:
         batch, self._finished = self._finished, []
         requests = [request for request, _ in batch]
-        began = time.perf_counter()
+        began, opened = time.perf_counter(), self.home.opened_bytes
         try:
             payloads = await self._llm.collective_rpc(
                 COLLECT, args=([r.id for r in requests], records(requests), self.home.returned())
             )
             take(requests, payloads, self.home)
-            self.home_s += time.perf_counter() - began
+            self.came_home(began, opened)
         except BaseException as error:
             for _, done in batch:
                 if not done.done():

@@ -48,6 +48,7 @@ class LabRequest:
         params: Its sampling settings; the blocks ride in ``extra_args``.
         edits: The edits it runs, in order.
         traced: Whether a trace's block rides it.
+        source: The text of its trace's block; "" where none rides it.
         wants_result: Whether a block may read ``tracer.result``, so the record must go to the worker.
         output: The latest output; the finished one at the end.
         saves: What its blocks saved, once collected.
@@ -58,6 +59,7 @@ class LabRequest:
     edits: tuple[EditVersion, ...] = ()
     traced: bool = False
     wants_result: bool = False
+    source: str = ""
     lora_request: Any = None
     id: str = field(default_factory=lambda: f"lab-{uuid.uuid4().hex[:16]}")
     output: RequestOutput | None = None

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import abc
 import threading
+import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from nnsight_lab.engine.call import Call, LabRequest
 from nnsight_lab.engine.homecoming import Homecoming
+from nnsight_lab.engine.pace import Pace
 from nnsight_lab.wire.codec import decode, encode
 from nnsight_lab.wire.keys import RELEASE
 from nnsight_lab.wire.messages import BlockSaves, RequestRecord, RequestSaves, SequenceSaves
@@ -41,6 +43,19 @@ class Driver(abc.ABC):
         self.home = Homecoming(self._release)
         #: Seconds spent bringing saves home, over the engine's life.
         self.home_s = 0.0
+        #: How fast its calls have been.
+        self.pace = Pace()
+
+    def came_home(self, began: float, opened_bytes: int) -> None:
+        """Note a way home.
+
+        Args:
+            began: When, by ``time.perf_counter()``.
+            opened_bytes: What ``home`` had opened before.
+        """
+        seconds = time.perf_counter() - began
+        self.home_s += seconds
+        self.pace.home(self.home.opened_bytes - opened_bytes, seconds)
 
     def _release(self, pieces: bytes) -> list[str] | None:
         """Send pieces of shared memory back to the workers."""

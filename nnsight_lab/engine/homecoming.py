@@ -11,9 +11,9 @@ import os
 import shutil
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 
@@ -86,17 +86,40 @@ def reclaim() -> list[Path]:
     return sweep([_MEMORY, spill_folder()])
 
 
+class Room(NamedTuple):
+    """What is left for saves.
+
+    Attributes:
+        memory_bytes: In shared memory.
+        spill_bytes: On disk past that.
+    """
+
+    memory_bytes: int
+    spill_bytes: int
+
+
 class Homecoming:
     """Opens what the workers packed, and tells them what nobody looks at any more.
 
     Args:
         release: Sends pieces back to the workers; returns the files they gave up, or None when it
             could not be sent now.
+
+    Attributes:
+        limits: The engine's `settings`, once it is started.
+        opened_bytes: What was ever opened.
     """
 
     def __init__(self, release: Callable[[bytes], list[str] | None]) -> None:
+        self.limits: Mapping[str, Any] | None = None
+        self.opened_bytes = 0
         self._release = release
+        self._lock = threading.Lock()
+        #: Bytes of the pieces somebody looks at, in memory and on disk.
+        self._in_memory = self._on_disk = 0
         self._let_go: deque[Extent] = deque()
+        #: Let go and counted, not given back yet.
+        self._going: deque[Extent] = deque()
         self._reader = SlabReader(self._let_go.append)
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True, name="nnsight-lab-saves")
@@ -104,14 +127,43 @@ class Homecoming:
 
     def open(self, packed: Packed) -> Any:
         """A packed value; its tensors are views of the worker's memory."""
-        return unpack(packed, self._reader.open)
+        return unpack(packed, self._open)
+
+    def room(self) -> Room:
+        """What is left of the budgets, less what the user still looks at.
+
+        Kept here and not asked of the workers: what was let go is free, whether they know it yet or not.
+        """
+        limits = self.limits or {"memory_bytes": 0, "spill_bytes": 0}
+        self._drain()
+        with self._lock:
+            memory, disk = self._in_memory, self._on_disk
+        return Room(max(0, limits["memory_bytes"] - memory), max(0, limits["spill_bytes"] - disk))
+
+    def _open(self, extent: Extent) -> Any:
+        piece = self._reader.open(extent)
+        self.opened_bytes += extent.nbytes
+        self._count(extent, extent.nbytes)
+        return piece
+
+    def _count(self, extent: Extent, nbytes: int) -> None:
+        with self._lock:
+            if _in_memory(extent):
+                self._in_memory += nbytes
+            else:
+                self._on_disk += nbytes
 
     def returned(self) -> bytes | None:
         """The pieces let go since last asked, encoded for the workers."""
-        pieces = []
-        while self._let_go:
-            pieces.append(self._let_go.popleft())
+        self._drain()
+        pieces = list(_taken(self._going))
         return encode(pieces) if pieces else None
+
+    def _drain(self) -> None:
+        """Count what was let go, and keep it for the workers."""
+        for piece in _taken(self._let_go):
+            self._count(piece, -piece.nbytes)
+            self._going.append(piece)
 
     def flush(self) -> None:
         """Give back what was let go."""
@@ -127,3 +179,17 @@ class Homecoming:
     def _run(self) -> None:
         while not self._ended.wait(_TICK_S):
             self.flush()
+
+
+def _taken(queue: deque[Extent]) -> Iterator[Extent]:
+    """Empty a queue that other threads empty, too."""
+    while True:
+        try:
+            piece = queue.popleft()
+        except IndexError:
+            return
+        yield piece
+
+
+def _in_memory(extent: Extent) -> bool:
+    return extent.path.startswith(f"{_MEMORY}/")

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nnsight_lab.engine.call import Call
+from nnsight_lab.engine.guard import EngineGuard
 from nnsight_lab.engine.sampling import prompt_list, sampling_params
-from nnsight_lab.engine.service import EngineService
 from nnsight_lab.engine.stream import Stream
 from nnsight_lab.engine.tracer import EditTracer, LabTracer, Watcher
 from nnsight_lab.errors import RequestRefused
@@ -20,7 +20,7 @@ from nnsight_lab.wire.keys import COUNT
 _OWN_SETTINGS = ("lora_request", "save_budget")
 
 
-class LocalEngine(EngineService):
+class LocalEngine(EngineGuard):
     """One vLLM engine of this process.
 
     Made by `nnsight_lab.start`; use it as ``with engine.trace(prompt):``, ``with
@@ -32,6 +32,8 @@ class LocalEngine(EngineService):
         *prompts: Any,
         edits: Sequence[str] | None = None,
         watch: Watcher | None = None,
+        estimate: bool = False,
+        save_check: bool = True,
         **sampling: Any,
     ) -> LabTracer:
         """A block that runs inside the forward passes of ``prompts``: ``with engine.trace("…") as tracer:``.
@@ -45,19 +47,34 @@ class LocalEngine(EngineService):
             *prompts: Text, token ids, one of vLLM's prompt dictionaries, or a list of them.
             edits: Which edits these requests run, in that order; all that are on by default.
             watch: Called in this thread, at most 20 times a second, with the requests as they stand.
+            estimate: Run the block on a few requests of at most 64 tokens only, to see what it would save:
+                ``tracer.estimate``. Nothing is bound and no prompt is run.
+            save_check: Of a call over several prompts: measure the block first where it may save more than
+                is left, and stop it where it would. False leaves that to the worker.
             **sampling: vLLM's ``SamplingParams``; and ``save_budget="100MB"``, past which the request
                 fails instead of bringing its saves home.
 
         Raises:
             TraceError: When the block fails in the worker, at the block's own line.
             RequestRefused, UnknownEdit, NotPicklable: Before anything is submitted.
+            OverBudget: Before anything is submitted, when the call would save more than is left; or by the
+                worker, when it did.
         """
         __tracebackhide__ = True
         self._require()
         listed, several = prompt_list(prompts)
         self.edits.chosen(edits)
         sampling_params({k: v for k, v in sampling.items() if k not in _OWN_SETTINGS})
-        return LabTracer(self, listed, several=several, edits=edits, watch=watch, settings=sampling)
+        return LabTracer(
+            self,
+            listed,
+            several=several,
+            edits=edits,
+            watch=watch,
+            settings=sampling,
+            estimating=estimate,
+            save_check=save_check,
+        )
 
     def edit(self, name: str | None = None, **unknown: Any) -> EditTracer:
         """A block that stays on the engine: ``with engine.edit("probe") as (tracer, edit):``.
@@ -83,6 +100,7 @@ class LocalEngine(EngineService):
         edits: Sequence[str] | None = None,
         watch: Watcher | None = None,
         errors: str = "raise",
+        save_check: bool = True,
         **sampling: Any,
     ) -> list[Any]:
         """Run prompts, with the edits chosen, and return vLLM's outputs in prompt order.
@@ -93,6 +111,7 @@ class LocalEngine(EngineService):
             watch: As for `trace`.
             errors: ``"raise"`` a failed edit after all requests are done (the error has
                 ``.outputs``), or ``"keep"`` it on ``output.error``.
+            save_check: As for `trace`.
             **sampling: vLLM's ``SamplingParams``.
 
         Returns:
@@ -101,9 +120,14 @@ class LocalEngine(EngineService):
 
         Raises:
             EditError: When an edit's block failed, once, with a count.
+            OverBudget: As for `trace`.
         """
         __tracebackhide__ = True
         call = self._generation(prompts, edits, watch, errors, sampling)
+        if save_check and self.may_exceed(call.requests):
+            self.submit_checked(call, own_budgets=errors == "raise")
+        else:
+            self.submit(call)
         self.wait(call, watch)
         return self._generated(call, errors)
 
@@ -113,11 +137,16 @@ class LocalEngine(EngineService):
         edits: Sequence[str] | None = None,
         watch: Watcher | None = None,
         errors: str = "raise",
+        save_check: bool = True,
         **sampling: Any,
     ) -> list[Any]:
         """`generate`, awaited: other tasks of the caller's loop go on meanwhile."""
         __tracebackhide__ = True
         call = self._generation(prompts, edits, watch, errors, sampling)
+        if save_check and self.may_exceed(call.requests):
+            await self.asubmit_checked(call, own_budgets=errors == "raise")
+        else:
+            self.submit(call)
         await self.await_(call, watch)
         return self._generated(call, errors)
 
@@ -149,9 +178,7 @@ class LocalEngine(EngineService):
         if not listed:
             raise RequestRefused('There is no prompt: engine.generate("…") or engine.generate([…]).')
         chosen = self.edits.chosen(edits)
-        call = Call([self.request(p, sampling, chosen) for p in listed], live=watch is not None)
-        self.submit(call)
-        return call
+        return Call([self.request(p, sampling, chosen) for p in listed], live=watch is not None)
 
     def _generated(self, call: Call, errors: str) -> list[Any]:
         __tracebackhide__ = True

@@ -6,7 +6,9 @@ this package's terms here, once, for sync and async callers alike.
 
 from __future__ import annotations
 
+import time
 import warnings
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
@@ -17,6 +19,7 @@ from nnsight_lab.engine.call import Call, LabRequest
 from nnsight_lab.engine.edits import EditVersion
 from nnsight_lab.engine.homecoming import size_of
 from nnsight_lab.engine.life import EngineLife
+from nnsight_lab.engine.pace import steps_of
 from nnsight_lab.engine.sampling import sampling_params
 from nnsight_lab.engine.tracer import Watcher
 from nnsight_lab.engine.waiting import Watch, await_, wait
@@ -60,6 +63,7 @@ class EngineService(EngineLife):
             edits=versions,
             traced=block is not None,
             wants_result=wants,
+            source="" if block is None else block.source,
             lora_request=lora_request,
         )
 
@@ -93,7 +97,28 @@ class EngineService(EngineLife):
         versions = [version for request in call.requests for version in request.edits]
         self.edits.hold(versions)
         call.future.add_done_callback(lambda _: self._let_go(versions))
+        # A future keeps its callbacks: one that held the call would keep its saves alive.
+        timed = weakref.ref(call)
+        began, home_s = time.perf_counter(), self._driver.home_s
+        call.future.add_done_callback(lambda _: self._timed(timed(), began, home_s))
         self._driver.submit(call)
+
+    def _timed(self, call: Call | None, began: float, home_s: float) -> None:
+        """Note how fast a call was, without its way home."""
+        if call is None:
+            return
+        outputs = [request.output for request in call.requests if request.output is not None]
+        if call.aborted.is_set() or not outputs or not all(output.finished for output in outputs):
+            return
+        seconds = time.perf_counter() - began - (self._driver.home_s - home_s)
+        lengths = [len(one.token_ids) for output in outputs for one in output.outputs]
+        steps = steps_of(max(lengths, default=1), len(lengths), self._at_once())
+        tokens = sum(len(output.prompt_token_ids or ()) for output in outputs)
+        self._driver.pace.call(tokens, steps, max(seconds, 1e-6))
+
+    def _at_once(self) -> int:
+        """How many sequences the engine runs together."""
+        return int(self._vllm_config().scheduler_config.max_num_seqs)
 
     def _let_go(self, versions: Iterable[EditVersion]) -> None:
         gone = self.edits.let_go(versions)

@@ -76,6 +76,7 @@ class Start:
                 **(options.get("additional_config") or {}),
                 SAVES_CONFIG: homecoming.settings(self.engine_id, own),
             }
+            self.driver.home.limits = options["additional_config"][SAVES_CONFIG]
             pins.check(pins.CLIENT)
             self._enter("reading the model's structure")
             self._build(path, options)

@@ -94,12 +94,12 @@ class SyncDriver(Driver):
 
     def _collect(self, requests: list[LabRequest]) -> None:
         if requests:
-            began = time.perf_counter()
+            began, opened = time.perf_counter(), self.home.opened_bytes
             ids = [request.id for request in requests]
             returned = self.home.returned()
             payloads = self._engine.collective_rpc(COLLECT, args=(ids, records(requests), returned))
             take(requests, payloads, self.home)
-            self.home_s += time.perf_counter() - began
+            self.came_home(began, opened)
 
     def _fail(self, error: Exception) -> None:
         """The engine failed under every running call."""

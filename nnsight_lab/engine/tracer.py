@@ -34,6 +34,8 @@ from nnsight_lab.engine.edits import Edit, EditVersion
 from nnsight_lab.errors import EditRefused, RequestRefused
 
 if TYPE_CHECKING:
+    from nnsight_lab.engine.estimate import Estimate
+    from nnsight_lab.engine.guard import EngineGuard
     from nnsight_lab.engine.service import EngineService
 
 Watcher = Callable[[list[Progress]], None]
@@ -103,19 +105,23 @@ class LabTracer(_LabTracer):
     Attributes:
         outputs: vLLM's ``RequestOutput`` of each request, with ``.saves``, once the block has ended.
         names: The names the trace bound in the user's frame.
+        estimate: What it would save, where that is all that was asked for; else None.
     """
 
     def __init__(
         self,
-        engine: EngineService,
+        engine: EngineGuard,
         prompts: Sequence[Any],
         *,
         several: bool,
         edits: Sequence[str] | None,
         watch: Watcher | None,
         settings: Mapping[str, Any],
+        estimating: bool = False,
+        save_check: bool = True,
     ) -> None:
         super().__init__(engine, self._submit)
+        self.engine: EngineGuard = engine
         self.prompts = list(prompts)
         self.several = several
         self.edits = edits
@@ -123,6 +129,11 @@ class LabTracer(_LabTracer):
         self.settings = dict(settings)
         self.outputs: list[Any] = []
         self.names: tuple[str, ...] = ()
+        self.estimate: Estimate | None = None
+        self.estimating = estimating
+        self.save_check = save_check
+        #: The call may save too much, so it waits for a look at that.
+        self._unchecked = False
         self._call: Call | None = None
         self._scoped: EditVersion | None = None
         self._installing: Future[list[Any]] | None = None
@@ -142,8 +153,17 @@ class LabTracer(_LabTracer):
         __tracebackhide__ = True
         frame = self.info.frame if self.info is not None else None
         handled = bool(super().__exit__(*exception))
-        if self._call is not None:
+        if self._call is not None and self.estimating:
             try:
+                self.estimate = self.engine.run_steps(self.engine.estimate_steps(self._call.requests))
+            finally:
+                self._leave()
+            self._installed()
+            self._forget()
+        elif self._call is not None:
+            try:
+                if self._unchecked:
+                    self.engine.submit_checked(self._call)
                 self.engine.wait(self._call, self.watch)
             finally:
                 self._leave()
@@ -161,8 +181,18 @@ class LabTracer(_LabTracer):
         __tracebackhide__ = True
         frame = self.info.frame if self.info is not None else None
         handled = bool(super().__exit__(*exception))
-        if self._call is not None:
+        if self._call is not None and self.estimating:
             try:
+                steps = self.engine.estimate_steps(self._call.requests)
+                self.estimate = await self.engine.arun_steps(steps)
+            finally:
+                self._leave()
+            self._installed()
+            self._forget()
+        elif self._call is not None:
+            try:
+                if self._unchecked:
+                    await self.engine.asubmit_checked(self._call)
                 await self.engine.await_(self._call, self.watch)
             finally:
                 self._leave()
@@ -202,7 +232,11 @@ class LabTracer(_LabTracer):
             block = self._block(self.node, code, frame.f_globals, frame.f_locals)
             requests = [self.engine.request(self.prompts[0], self.settings, chosen, block)]
         self._call = Call(requests, live=self.watch is not None)
-        self.engine.submit(self._call)
+        if self.estimating:
+            return
+        self._unchecked = self.save_check and self.engine.may_exceed(requests)
+        if not self._unchecked:
+            self.engine.submit(self._call)
 
     def _over_all(self, frame: FrameType, code: CodeType, chosen: tuple[EditVersion, ...]) -> list[Any]:
         """Several prompts, one block: installed once as an edit of this call alone, not sent with each."""
@@ -249,20 +283,29 @@ class LabTracer(_LabTracer):
         if self._scoped is not None:
             self.engine.drop(self._scoped)
 
+    def _installed(self) -> None:
+        """Say so where the workers could not read the block, and not what followed from it."""
+        __tracebackhide__ = True
+        if self._installing is not None:
+            self._installing.result()
+
+    def _forget(self) -> None:
+        self._call = None
+        self._mediators = []
+        self.backend = None  # bound to this very object: a cycle that would keep the saves alive
+
     def _finish(self, frame: FrameType | None) -> None:
         """Bind what was saved in the user's frame, then raise what went wrong."""
         __tracebackhide__ = True
         call, self._call = self._call, None
         assert call is not None
-        if self._installing is not None:
-            self._installing.result()  # a block the workers could not read: say so, not what followed
+        self._installed()
         self.outputs = self.engine.outputs(call)
         values = self._values()
         self.names = tuple(values)
         if frame is not None:
             _bind(frame, values)
-        self._mediators = []
-        self.backend = None  # bound to this very object: a cycle that would keep the saves alive
+        self._forget()
         self.engine.raise_errors(call, self.outputs)
 
     def _values(self) -> dict[str, Any]:

@@ -16,6 +16,8 @@ from typing import Any, Generic, TypeVar
 from IPython.utils.capture import CapturedIO, capture_output
 
 from nnsight_lab.magics.contract import Engine, chosen_engine
+from nnsight_lab.magics.drawing import sentence
+from nnsight_lab.magics.drawing import show as draw
 from nnsight_lab.magics.live import TokenView
 
 #: The name under which transformed cells find the object.
@@ -58,6 +60,7 @@ class Cells:
     def __init__(self) -> None:
         # By thread: a cell that ends in a subshell must not end the view of the main shell's cell.
         self._views: dict[int, TokenView] = {}
+        self._estimating: dict[int, Any] = {}
 
     def trace(
         self, *prompts: Any, engine: str | Engine | None = None, show: bool = True, **options: Any
@@ -67,14 +70,21 @@ class Cells:
         Args:
             *prompts: As `lab.trace` takes them.
             engine: The engine, or its name; the current one if not given.
-            show: Whether to show the tokens as they come.
-            **options: `edits=`, and any sampling setting of vLLM.
+            show: Whether to show the tokens as they come, or the estimate.
+            **options: `edits=`, `estimate=True` (say what the block would save, and do not run it),
+                `save_check=False`, and any sampling setting of vLLM.
 
         Returns:
             The engine's tracer, to be entered by the cell itself.
         """
         __tracebackhide__ = True
         chosen = _chosen(engine)
+        if options.get("estimate"):
+            self.finish()
+            tracer = chosen.trace(*prompts, **options)
+            if show:
+                self._estimating[threading.get_ident()] = tracer
+            return tracer
         if show and "watch" not in options:
             self.finish()
             options["watch"] = self._views[threading.get_ident()] = TokenView()
@@ -106,10 +116,17 @@ class Cells:
         return Wrapping(capture_output(stdout, stderr, display))
 
     def finish(self) -> None:
-        """Draws the last state of the last view; called after every cell, for those that were interrupted."""
+        """Draws the last state of the last view, or the estimate asked for.
+
+        Called after every cell, for those that were interrupted.
+        """
         view = self._views.pop(threading.get_ident(), None)
         if view is not None:
             view.finish()
+        tracer = self._estimating.pop(threading.get_ident(), None)
+        estimate = getattr(tracer, "estimate", None)
+        if estimate is not None:
+            draw(sentence(str(estimate)))
 
 
 def _chosen(engine: str | Engine | None) -> Engine:
