@@ -147,6 +147,8 @@ class Tracer(Block):
         self.sampling = sampling
         self.outputs: list[RequestOutput] = []
         self.invoked: list[Any] = []
+        self.estimating = bool(sampling.pop("estimate", False))
+        self.estimate: str | None = None
 
     def __enter__(self) -> Tracer:
         self._capture(sys._getframe(1))
@@ -160,6 +162,9 @@ class Tracer(Block):
         return _Plain()
 
     def run(self) -> None:
+        if self.estimating:
+            self.estimate = f"{len(self.prompts)} prompts: 1.00 MB\nhidden (1.00 MB)"
+            return
         self.execute()
         self.engine.calls.append((self.prompts, self.sampling))
         tokens = int(self.sampling.get("max_tokens", 3))

@@ -43,6 +43,21 @@ def test_autoawait_off_falls_back_to_a_plain_with(run: Any, lab: fakes.Lab) -> N
     assert fakes.Block.kinds == ["With"]
 
 
+def test_a_cell_that_asks_for_an_estimate_shows_it_and_is_not_run(
+    run: Any, shell: Any, engine: fakes.Engine
+) -> None:
+    shell.user_ns["prompts"] = ["a", "b"]
+    ran = run("%%trace prompts, estimate=True, max_tokens=2\ny = save([1])\n")
+    assert ran.error is None
+    assert ran.out == "2 prompts: 1.00 MB\nhidden (1.00 MB)\n"
+    assert "y" not in shell.user_ns
+    assert engine.calls == []
+    assert shell.user_ns["tracer"].estimate.startswith("2 prompts")
+    assert run("%%trace prompts, estimate=True, show=False\ny = save([1])\n").out == ""
+    run("%%trace prompts, max_tokens=2\ny = save([1])\n")
+    assert engine.calls == [(["a", "b"], {"max_tokens": 2})]
+
+
 def test_rerunning_an_edit_cell_replaces_the_edit(run: Any, shell: Any, engine: fakes.Engine) -> None:
     run("%%edit probe\nh = 1\n")
     run("%%edit probe\nh = 2\n")
