@@ -7,6 +7,7 @@ abort; so both drivers fill the same object, and waiting is written once.
 from __future__ import annotations
 
 import threading
+import time
 import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -106,6 +107,10 @@ class Call:
     on_output: Callable[[int, RequestOutput], None] | None = None
     future: Future[None] = field(default_factory=Future)
     aborted: threading.Event = field(default_factory=threading.Event)
+    #: When it was submitted and over, by ``time.perf_counter()``, and the driver's ``home_s`` at submission.
+    began: float = 0.0
+    ended: float = 0.0
+    home_s: float = 0.0
 
     def __post_init__(self) -> None:
         # A waiter that is cancelled must not cancel the call behind the driver's back.
@@ -125,6 +130,7 @@ class Call:
         """Finish the call, once; later words are ignored."""
         if self.future.done():
             return
+        self.ended = time.perf_counter()
         if error is None:
             self.future.set_result(None)
         else:

@@ -171,9 +171,11 @@ class Estimate:
         seconds: About how long the call would take; None where nothing is known about the engine's speed.
         budget_bytes: What is left for saves, in memory and on disk.
         memory_budget_bytes: What is left of it in memory.
-        fits: Whether ``packed_bytes`` is within ``budget_bytes``; None where it is not known.
+        fits: Whether ``packed_bytes`` is within ``budget_bytes`` and no request over its own
+            ``save_budget``; None where it is not known.
         names: Bytes of each saved name, most first.
         how: ``"layers"`` (by formula) or ``"probe"`` (measured on tiny requests).
+        refused: How many requests would be over their own ``save_budget``.
         at_most: Whether requests that stop early would save less.
         unknown: Why nothing could be said, in one line; "" otherwise.
     """
@@ -189,6 +191,7 @@ class Estimate:
     fits: bool | None
     names: tuple[NameBytes, ...]
     how: str
+    refused: int = 0
     at_most: bool = False
     unknown: str = ""
 
@@ -207,6 +210,8 @@ class Estimate:
 
     def _fit(self) -> str:
         packed = self.packed_bytes or 0
+        if self.refused:
+            return f"does not fit ({self.refused} of the requests are over their own save_budget)"
         if not self.fits:
             return f"does not fit ({shown(self.budget_bytes)} left of save_budget and spill_budget)"
         if packed <= self.memory_budget_bytes:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 import warnings
-import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
@@ -97,20 +96,15 @@ class EngineService(EngineLife):
         versions = [version for request in call.requests for version in request.edits]
         self.edits.hold(versions)
         call.future.add_done_callback(lambda _: self._let_go(versions))
-        # A future keeps its callbacks: one that held the call would keep its saves alive.
-        timed = weakref.ref(call)
-        began, home_s = time.perf_counter(), self._driver.home_s
-        call.future.add_done_callback(lambda _: self._timed(timed(), began, home_s))
+        call.began, call.home_s = time.perf_counter(), self._driver.home_s
         self._driver.submit(call)
 
-    def _timed(self, call: Call | None, began: float, home_s: float) -> None:
+    def _timed(self, call: Call) -> None:
         """Note how fast a call was, without its way home."""
-        if call is None:
-            return
         outputs = [request.output for request in call.requests if request.output is not None]
         if call.aborted.is_set() or not outputs or not all(output.finished for output in outputs):
             return
-        seconds = time.perf_counter() - began - (self._driver.home_s - home_s)
+        seconds = call.ended - call.began - (self._driver.home_s - call.home_s)
         lengths = [len(one.token_ids) for output in outputs for one in output.outputs]
         steps = steps_of(max(lengths, default=1), len(lengths), self._at_once())
         tokens = sum(len(output.prompt_token_ids or ()) for output in outputs)
@@ -132,6 +126,7 @@ class EngineService(EngineLife):
             wait(call.future, self._watch(call, watch))
         except Exception as error:
             raise self._mapped(error) from None
+        self._timed(call)
         self._last_look(call, watch)
 
     async def await_(self, call: Call, watch: Watcher | None = None) -> None:
@@ -141,6 +136,7 @@ class EngineService(EngineLife):
             await await_(call.future, self._watch(call, watch))
         except Exception as error:
             raise self._mapped(error) from None
+        self._timed(call)
         self._last_look(call, watch)
 
     def _watch(self, call: Call, watch: Watcher | None) -> Watch:

@@ -35,7 +35,7 @@ from nnsight_lab.errors import EditRefused, RequestRefused
 
 if TYPE_CHECKING:
     from nnsight_lab.engine.estimate import Estimate
-    from nnsight_lab.engine.guard import EngineGuard
+    from nnsight_lab.engine.estimating import EngineEstimates
     from nnsight_lab.engine.service import EngineService
 
 Watcher = Callable[[list[Progress]], None]
@@ -110,7 +110,7 @@ class LabTracer(_LabTracer):
 
     def __init__(
         self,
-        engine: EngineGuard,
+        engine: EngineEstimates,
         prompts: Sequence[Any],
         *,
         several: bool,
@@ -121,7 +121,7 @@ class LabTracer(_LabTracer):
         save_check: bool = True,
     ) -> None:
         super().__init__(engine, self._submit)
-        self.engine: EngineGuard = engine
+        self.engine: EngineEstimates = engine
         self.prompts = list(prompts)
         self.several = several
         self.edits = edits

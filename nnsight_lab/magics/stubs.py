@@ -23,6 +23,8 @@ def trace(line: str, cell: str = "") -> NoReturn:
         any sampling setting of vLLM: max_tokens=, temperature=, top_p=, seed=, logprobs=, …;
         edits=["probe"]   the edits that these requests run; [] for none;
         show=False        shows no tokens;
+        estimate=True     says what the body would save and how long that takes, and does not run it;
+        save_check=False  lets a call run whose saves would not fit;
         engine="name"     another engine than the current one.
 
     It may go on over several lines, in an open bracket or behind a backslash. What the body saves

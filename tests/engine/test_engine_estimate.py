@@ -338,7 +338,7 @@ def test_a_probe_can_be_interrupted(small, monkeypatch):
     calls = recorded(engine, monkeypatch)
 
     def press() -> None:
-        until(lambda: engine.request_count() > 0, 20, "the probe did not start")
+        until(lambda: calls, 20, "the probe did not start")
         interrupt()
 
     pressed = in_background(press)
