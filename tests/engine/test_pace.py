@@ -70,7 +70,8 @@ def test_lines_go_through_what_was_measured():
     [
         (
             {},
-            "64 prompts, 16,384 tokens: 570.00 MB in about 14 s; fits in memory (5.80 GB left of save_budget)",
+            "64 prompts, 16,384 tokens: 570.00 MB in about 14 s; fits in memory "
+            "(5.80 GB left of save_budget)",
         ),
         (
             {"packed_bytes": 5_900_000_000, "saved_bytes": 5_900_000_000, "seconds": None},
