@@ -35,6 +35,32 @@ def hugging_face(path: Path, prompt: str) -> tuple[list[Any], Any]:
     return streams, logits
 
 
+@cache
+def hugging_face_outputs(path: Path, prompt: str) -> dict[str, Any]:
+    """Each module's output by its path, ``[token, width]``, of the first tensor where it returns several."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+    seen: dict[str, Any] = {}
+
+    def hook(name: str) -> Any:
+        def keep(_: Any, __: Any, output: Any) -> None:
+            first = output[0] if isinstance(output, tuple) else output
+            if isinstance(first, torch.Tensor) and first.dim() == 3:
+                seen[name] = first[0].clone()
+
+        return keep
+
+    hooks = [module.register_forward_hook(hook(name)) for name, module in model.named_modules()]
+    ids = AutoTokenizer.from_pretrained(path)(prompt, return_tensors="pt").input_ids
+    with torch.no_grad():
+        model(ids, use_cache=False)
+    for handle in hooks:
+        handle.remove()
+    return seen
+
+
 def residuals(engine: Any, layers: Any, prompt: str) -> list[Any]:
     """Each layer's residual stream, read in a block."""
     with engine.trace(prompt, **GREEDY):
