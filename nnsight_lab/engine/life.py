@@ -16,7 +16,7 @@ from typing import Any
 from typing_extensions import Self
 
 from nnsight_lab.blocks.stubs import BlockEngine
-from nnsight_lab.engine import processes
+from nnsight_lab.engine import homecoming, processes
 from nnsight_lab.engine.async_driver import AsyncDriver
 from nnsight_lab.engine.config import EngineConfig
 from nnsight_lab.engine.driver import Driver
@@ -120,6 +120,8 @@ class EngineLife:
         still = processes.end([p.pid for p in left]) if left else []
         self._driver.home.close()
         self._driver.close()
+        # What a killed worker left; nobody's is removed who still lives.
+        homecoming.reclaim()
         return still
 
     @property

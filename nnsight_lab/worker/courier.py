@@ -106,7 +106,13 @@ class Courier:
             return Parcel(
                 {}, error=_over(kept, layout.nbytes, full.allowed_bytes, "what the engine has left")
             )
-        self._copy(layout, extent)
+        try:
+            self._copy(layout, extent)
+        except Exception as failure:  # no GPU memory for a strided copy: that block's, not the engine's
+            self.settle()
+            self._pool.release([extent])
+            said = f"what the block saved could not be copied ({type(failure).__name__}: {failure})"
+            return Parcel({}, error=WorkerError("CannotTravel", said))
         return Parcel({}, layout.packed(extent), refused)
 
     def settle(self) -> None:
@@ -117,6 +123,14 @@ class Courier:
     def release(self, extents: Sequence[Extent]) -> list[str]:
         """Pieces the kernel no longer looks at."""
         return self._pool.release(extents)
+
+    def given_up(self) -> list[str]:
+        """Files of slabs given up since this was last asked."""
+        return self._pool.given_up()
+
+    def figures(self) -> dict[str, Any]:
+        """The slabs, in figures."""
+        return self._pool.figures()
 
     def close(self) -> None:
         """Give all memory up."""

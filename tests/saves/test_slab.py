@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from nnsight_lab.saves.slab import MIN_SLAB, NoRoom, Place, SlabPool, SlabReader, aligned, sweep
+from nnsight_lab.saves.slab import MIN_SLAB, NoRoom, Place, SlabPool, SlabReader, aligned
+from nnsight_lab.saves.slab_files import sweep
 from nnsight_lab.wire.extent import Extent, Packed
 from nnsight_lab.wire.limits import WireError
 from nnsight_lab.wire.packed import Layout, unpack

@@ -1,0 +1,285 @@
+"""The road home on bad days: odd tensors, blocks that save too much or never end, and no room anywhere.
+
+What comes home is right or refused by name; and whatever a block does, the engine and everyone else go on.
+"""
+# ruff: noqa: F841  (what a block saves is read where the trace binds it, or not at all)
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from nnsight_lab.errors import Interrupted, OverBudget, TraceError
+from tests.waiting import CAT, GREEDY, LONG, TOWER, freed, idle, interrupt, until, when_running
+
+ONE = {"max_tokens": 1, "temperature": 0}
+
+
+def used(engine: Any) -> int:
+    """Bytes of shared memory the pieces in use take, in all workers."""
+    return sum(figures["used_bytes"] for figures in engine.rpc("lab_slabs"))
+
+
+def goes_on(engine: Any) -> None:
+    """The engine takes requests, and nothing of earlier ones is left in it."""
+    gc.collect()
+    engine._driver.home.flush()
+    until(lambda: used(engine) == 0, 3, "a piece of shared memory was left taken")
+    model = engine.model
+    with engine.trace(CAT, **ONE):
+        rows = model.model.layers[0].output[0].repeat(100, 10).save()
+    assert rows.shape == (400, 1280)
+    freed(engine)
+
+
+# -- what is saved ---------------------------------------------------------------------------------
+
+
+def test_a_save_is_what_the_name_holds_when_the_block_ends(engine):
+    model = engine.model
+    with engine.trace(TOWER, **ONE):
+        out = model.model.layers[0].output[0].repeat(100, 2)
+        expected = float(out.double().sum().save())
+        zeroed = out.clone().save()
+        zeroed.zero_()
+        grown = torch.ones(3).save()
+        grown.resize_(300, 200).fill_(2)
+        other = torch.ones(3).save()
+        other.set_(out)
+        bigger = out.clone().save()
+        bigger *= 2
+    assert zeroed.shape == (1600, 256)
+    assert zeroed.abs().sum() == 0
+    assert grown.shape == (300, 200)
+    assert grown.eq(2).all()
+    assert other.shape == bigger.shape == (1600, 256)
+    assert bigger.equal(other * 2)
+    del zeroed, grown, other, bigger
+    goes_on(engine)
+
+
+@pytest.mark.parametrize("times", [1, 100])
+def test_a_saved_value_that_is_deleted_in_the_block_does_not_mark_another_one(engine, times):
+    model = engine.model
+    with engine.edit("probe") as (tracer, edit):
+        source = model.model.layers[0].output[0]
+        for _ in range(20):
+            gone = source.repeat(times, 1)
+            gone.save()
+            del gone
+            rows = [1, 2].save()
+            del rows
+        # Likely at the very places of those that are gone.
+        fresh = [source.repeat(times, 1) * 3 for _ in range(20)]
+        lists = [[3, 4] for _ in range(20)]
+        first, second, third = fresh[:3]
+        one, two, three = lists[:3]
+        kept = source.repeat(times, 1).save()
+    (output,) = engine.generate(TOWER, **ONE)
+    engine.edits.clear()
+    assert set(output.saves) == {"kept"}
+    assert output.saves["kept"].shape == (16 * times, 128)
+    del output
+    goes_on(engine)
+
+
+def test_a_loop_that_saves_under_one_name_brings_its_last_value_home(engine):
+    model = engine.model
+    with engine.trace(TOWER, **ONE):
+        for layer in model.model.layers:
+            last = layer.output[0].repeat(50, 2).save()
+        same = last[0].save()
+    assert last[0].equal(same)
+    del last, same
+    goes_on(engine)
+
+
+@pytest.mark.parametrize("rows", [2, 400])  # in the reply, and through shared memory
+def test_views_of_every_kind_come_home_with_their_values(engine, rows):
+    model = engine.model
+    with engine.trace(CAT, **ONE):
+        base = model.model.layers[0].output[0][0].float().repeat(rows, 1).save()
+        transposed = base.T.save()
+        strided = base[:, ::3].save()
+        expanded = base[:1].expand(3 * rows, -1).save()
+        overlapping = base.flatten().as_strided((rows, 90), (1, 1)).save()
+        window = base[1:].save()
+        conjugate = torch.complex(base, base).conj().save()
+        negative = torch.complex(base, base).conj().imag.save()
+        learned = base.clone().requires_grad_().save()
+        computed = (learned * 2).save()
+        empty = base[:0].save()
+        number = base[0, 0].save()
+    assert transposed.equal(base.T)
+    assert strided.equal(base[:, ::3])
+    assert expanded.equal(base[:1].expand(3 * rows, -1))
+    assert overlapping.equal(base.flatten().as_strided((rows, 90), (1, 1)))
+    assert window.equal(base[1:])
+    assert conjugate.equal(torch.complex(base, -base))
+    assert negative.equal(-base)
+    assert learned.equal(base)
+    assert not learned.requires_grad
+    assert computed.equal(base * 2)
+    assert empty.shape == (0, 128)
+    assert number == base[0, 0]
+    del base, transposed, strided, expanded, overlapping, window
+    del conjugate, negative, learned, computed, empty, number
+    goes_on(engine)
+
+
+def _sparse(x):
+    return x.to_sparse()
+
+
+def _compressed(x):
+    return x.to_sparse_csr()
+
+
+def _quantized(x):
+    return torch.quantize_per_tensor(x, 0.1, 0, torch.qint8)
+
+
+def _meta(x):
+    return x.to("meta")
+
+
+def _nested(x):
+    return torch.nested.nested_tensor([x, x[:1]])
+
+
+def _freed(x):
+    x.untyped_storage().resize_(0)
+    return x
+
+
+def _shortened(x):
+    x.untyped_storage().resize_(x.nbytes // 2)
+    return x
+
+
+def _freed_view(x):
+    view = x[1:]
+    x.untyped_storage().resize_(0)
+    return view
+
+
+@pytest.mark.parametrize("rows", [2, 400])
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (_sparse, r"layout torch\.sparse_coo.*to_dense"),
+        (_compressed, r"layout torch\.sparse_csr.*to_dense"),
+        (_quantized, "quantized.*dequantize"),
+        (_meta, "meta device"),
+        (_nested, "nested.*unbind"),
+        (_freed, r"memory was freed.*\.clone\(\)"),
+        (_shortened, r"memory was freed or made smaller.*\.clone\(\)"),
+        (_freed_view, r"memory was freed.*\.clone\(\)"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_tensor_without_plain_bytes_is_refused_by_name(engine, make, said, rows):
+    model = engine.model
+    with pytest.raises(TraceError, match=f"(odd|x).*{said}"), engine.trace(CAT, **ONE):
+        x = model.model.layers[0].output[0][0].float().repeat(rows, 1).clone()
+        odd = make(x).save()
+    goes_on(engine)
+
+
+def test_a_view_larger_than_any_memory_is_over_budget_and_not_an_attempt(engine):
+    model = engine.model
+    refused = pytest.raises(OverBudget, match=r"saved 4000\.00 GB.*: endless \(4000\.00 GB\)")
+    with refused, engine.trace(CAT, **ONE):
+        endless = model.model.layers[0].output[0].float()[0, 0].expand(10**9, 10**3).save()
+    goes_on(engine)
+
+
+# -- how much is saved -----------------------------------------------------------------------------
+
+
+def test_the_weights_of_the_model_come_home_as_they_are(engine):
+    stored = load_file(next(Path(engine.config.model).glob("*.safetensors")))
+    gate_up = torch.cat([stored[f"model.layers.0.mlp.{name}_proj.weight"] for name in ("gate", "up")])
+
+    def read() -> None:
+        model = engine.model
+        with engine.trace(CAT, **ONE):
+            up = model.model.layers[0].mlp.gate_up_proj.weight.save()
+            words = model.model.embed_tokens.weight.save()
+        assert torch.equal(up, gate_up)
+        assert torch.equal(words[:258], stored["model.embed_tokens.weight"])
+        assert not up.requires_grad
+        up.zero_()  # the reader's own copy, not the model's
+
+    read()
+    read()
+    goes_on(engine)
+
+
+def test_the_whole_kv_cache_comes_home_or_is_over_budget_by_name(engine):
+    model = engine.model
+    with engine.trace(TOWER, **ONE):
+        done = model.logits.shape[0].save()
+        caches = [layer.self_attn.attn._module.kv_cache for layer in model.model.layers]
+        whole = caches.save()
+        total = sum(int(cache.view(torch.int32).long().sum()) for cache in caches).save()
+        size = sum(cache.nbytes for cache in caches).save()
+    assert size > 500 * 10**6
+    assert sum(cache.nbytes for cache in whole) == size
+    assert sum(int(cache.view(torch.int32).long().sum()) for cache in whole) == total
+    del whole, caches  # one list under two names
+    refused = pytest.raises(OverBudget, match=r"this request's save_budget is 1\.00 MB: whole \(")
+    with refused, engine.trace(TOWER, save_budget="1MB", **ONE):
+        done = model.logits.shape[0].save()
+        whole = [layer.self_attn.attn._module.kv_cache for layer in model.model.layers].save()
+    goes_on(engine)
+
+
+# -- blocks that do not end ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["all", "iter", "edit"])
+def test_a_block_that_saves_on_every_step_for_ever_ends_with_the_interrupt(engine, how):
+    model = engine.model
+    pressed = when_running(engine, interrupt)
+    if how == "edit":
+        with engine.edit("endless") as (tracer, edit):
+            rows = [].save()
+            for _ in tracer.all():
+                rows.append(model.model.layers[0].output[0].repeat(50, 10))
+        with pytest.raises(Interrupted, match="the engine is still loaded"):
+            engine.generate(TOWER, **LONG)
+        engine.edits.clear()
+    else:
+        stopped = pytest.raises(Interrupted, match="the engine is still loaded")
+        with stopped, engine.trace(TOWER, **LONG) as tracer:
+            rows = [].save()
+            for _ in tracer.all() if how == "all" else tracer.iter[:]:
+                rows.append(model.model.layers[0].output[0].repeat(50, 10))
+    pressed()
+    goes_on(engine)
+    idle(engine)
+
+
+def test_a_request_aborted_while_another_comes_home_costs_the_other_nothing(engine):
+    model = engine.model
+    with engine.edit("much") as (tracer, edit):
+        rows = [].save()
+        for _ in tracer.all():
+            rows.append(model.model.layers[0].output[0].repeat(200, 4))
+    stream = iter(engine.stream(TOWER, **LONG))
+    next(stream)
+    (output,) = engine.generate(CAT, **GREEDY)
+    stream.close()
+    assert [row.shape[0] for row in output.saves["rows"]] == [800, 200, 200]
+    (again,) = engine.generate(CAT, **GREEDY)
+    for mine, other in zip(output.saves["rows"], again.saves["rows"], strict=True):
+        assert mine.equal(other)
+    engine.edits.clear()
+    del output, again, mine, other
+    goes_on(engine)
