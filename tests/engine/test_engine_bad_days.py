@@ -7,6 +7,13 @@ What comes home is right or refused by name; and whatever a block does, the engi
 from __future__ import annotations
 
 import gc
+import os
+import re
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +21,23 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from nnsight_lab.errors import Interrupted, OverBudget, TraceError
-from tests.waiting import CAT, GREEDY, LONG, TOWER, freed, idle, interrupt, until, when_running
+import nnsight_lab as lab
+from nnsight_lab.engine import homecoming
+from nnsight_lab.errors import EngineDied, Interrupted, OverBudget, TraceError
+from nnsight_lab.saves import slab
+from tests.waiting import (
+    CAT,
+    GREEDY,
+    LONG,
+    TOWER,
+    freed,
+    idle,
+    in_background,
+    interrupt,
+    pid_of,
+    until,
+    when_running,
+)
 
 ONE = {"max_tokens": 1, "temperature": 0}
 
@@ -283,3 +305,186 @@ def test_a_request_aborted_while_another_comes_home_costs_the_other_nothing(engi
     engine.edits.clear()
     del output, again, mine, other
     goes_on(engine)
+
+
+# -- no room ---------------------------------------------------------------------------------------
+
+
+def by_disk(engine: Any) -> list[str]:
+    """The files of slabs on disk that this process has mapped, deleted ones too."""
+    with open("/proc/self/maps") as maps:
+        return sorted(set(re.findall(rf"/\S*spill/nnsight_lab\.{engine.id}\S+", maps.read())))
+
+
+def large(engine: Any, megabytes: int) -> None:
+    """Save a row so often, and see that it is that row everywhere."""
+    model = engine.model
+    times = megabytes * 10**6 // 512
+    with engine.trace(CAT, **ONE):
+        row = model.model.layers[0].output[0][:1].save()
+        many = row.repeat(times, 1).save()
+    assert many.shape[0] == times
+    assert many.eq(row).all()
+
+
+@pytest.fixture
+def roomless(one_engine, llama_path, tmp_path) -> Iterator[Any]:
+    """Starts engines whose memory folder and budgets are as told; none of them stays."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+        def start(mode: str, memory: Path = Path("/dev/shm"), **options: Any) -> Any:
+            patch.setattr(homecoming, "_MEMORY", memory)
+            return one_engine.want(llama_path, mode, dtype="float32", max_model_len=256, **options)
+
+        yield start
+        one_engine.stop()
+        assert not list(tmp_path.glob("**/nnsight_lab.*"))
+
+
+def test_with_no_budget_at_all_small_saves_come_and_large_ones_are_refused_plainly(roomless):
+    engine = roomless("sync", save_budget=0, spill_budget=0)
+    model = engine.model
+    for _ in range(3):
+        with engine.trace(CAT, **ONE):
+            small = model.model.layers[0].output[0].save()
+        assert small.shape == (4, 128)
+        refused = pytest.raises(
+            OverBudget, match=r"saved 1\.00 MB, what the engine has left is 0\.00 MB: .*raise save_budget"
+        )
+        with refused:
+            large(engine, 1)
+    outputs = engine.generate([CAT, TOWER], **GREEDY)
+    assert all(output.finished for output in outputs)
+    freed(engine)
+
+
+@pytest.mark.parametrize("why", ["no budget", "no folder"])
+def test_without_shared_memory_large_saves_go_by_disk_and_the_disk_is_given_back(roomless, why, tmp_path):
+    if why == "no budget":
+        engine = roomless("async", save_budget=0)
+    else:
+        engine = roomless("sync", memory=tmp_path / "not-there")
+    for _ in range(3):
+        large(engine, 100)
+        gc.collect()
+    until(lambda: sum(f["total_bytes"] for f in engine.rpc("lab_slabs")) == 0, 5)
+    until(lambda: by_disk(engine) == [], 5, "the kernel holds files that the worker gave up")
+    model = engine.model
+    with engine.trace(CAT, **ONE):
+        many = model.model.layers[0].output[0].repeat(1000, 1).save()
+    assert len(by_disk(engine)) == 1
+    assert many.shape == (4000, 128)
+
+
+@pytest.fixture
+def tmpfs(tmp_path) -> Iterator[Any]:
+    """Mounts file systems of a size, where that is allowed."""
+    mounted = []
+
+    def mount(name: str, size: str) -> Path:
+        folder = tmp_path / name
+        folder.mkdir(parents=True)
+        command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "none", str(folder)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            pytest.skip(f"file systems may not be mounted here: {done.stderr.strip()}")
+        mounted.append(folder)
+        return folder
+
+    if shutil.which("mount") is None:
+        pytest.skip("there is no program to mount with")
+    yield mount
+    for folder in mounted:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def test_in_a_container_with_64_mib_of_shared_memory_large_saves_go_by_disk(tmpfs, roomless):
+    memory = tmpfs("shm", "64M")
+    spill = tmpfs("cache/nnsight_lab/spill", "400M")
+    engine = roomless("sync", memory=memory, save_budget="1GB", spill_budget="1GB")
+    model = engine.model
+    for _ in range(2):
+        with engine.trace(CAT, **ONE):
+            held = model.model.layers[0].output[0].repeat(20_000, 1).save()  # 41 MB: in memory
+        assert shutil.disk_usage(memory).used > 40 * 10**6
+        assert shutil.disk_usage(memory).free > 15 * 2**20  # not to the last byte: others live there
+        large(engine, 30)  # by disk
+        large(engine, 150)
+        refused = pytest.raises(OverBudget, match=r"saved 500\.\d\d MB, what the engine has left is \d\d\d\.")
+        with refused:
+            large(engine, 500)
+        assert held.shape == (80_000, 128)
+        del held
+        gc.collect()
+    assert engine.generate(TOWER, **GREEDY)[0].finished
+    freed(engine)
+
+
+# -- the worker's end ------------------------------------------------------------------------------
+
+
+def test_a_worker_killed_in_the_middle_of_a_copy_ends_the_call_and_nothing_that_came_before(engine):
+    model = engine.model
+    with engine.trace(CAT, **ONE):
+        row = model.model.layers[0].output[0][:1].save()
+        before = row.repeat(20_000, 1).save()
+
+    def slabs() -> list[Path]:
+        return list(Path("/dev/shm").glob(f"nnsight_lab.{engine.id}.*"))
+
+    def kill() -> float:
+        until(slabs, 60, "no slab was made")
+        os.kill(pid_of(engine, "Worker"), signal.SIGKILL)
+        return time.monotonic()
+
+    assert slabs() == []
+    killed = in_background(kill)
+    with pytest.raises(EngineDied), engine.trace(CAT, **ONE):
+        # Larger than the slab there is, so that one more is made and filled.
+        after = model.model.layers[0].output[0].repeat(250_000, 1).save()
+    assert time.monotonic() - killed() < 3
+    assert before.eq(row).all()
+    left = slabs()  # made by the worker, and nobody mapped it
+    lab.restart()
+    assert [path for path in left if path.exists()] == []
+    assert before.eq(row).all()
+    large(engine, 50)
+    del before, row
+
+
+# -- giving back -----------------------------------------------------------------------------------
+
+
+def test_shared_memory_that_nobody_needs_returns_to_the_system_and_calls_in_a_row_reuse_it(
+    one_engine, llama_path, monkeypatch
+):
+    idle_s, keep_bytes = 1.0, slab.MIN_SLAB  # as the worker below has them
+    monkeypatch.setattr(slab, "IDLE_S", idle_s)
+    monkeypatch.setattr(slab, "KEEP_BYTES", keep_bytes)
+    worker = "tests.worker.impatient.ImpatientCPUWorker"
+    engine = one_engine.want(llama_path, "sync", worker=worker, dtype="float32", max_model_len=256)
+
+    def figures() -> Any:
+        return engine.rpc("lab_slabs")[0]
+
+    def mapped() -> int:
+        """What this process has mapped of the engine's slabs."""
+        with open("/proc/self/maps") as maps:
+            found = re.findall(rf"^(\w+)-(\w+) .*nnsight_lab\.{engine.id}\.", maps.read(), re.MULTILINE)
+        return sum(int(last, 16) - int(first, 16) for first, last in found)
+
+    free = shutil.disk_usage("/dev/shm").free
+    for _ in range(4):  # one after the other, with what the first made
+        large(engine, 400)
+        gc.collect()
+        engine._driver.home.flush()
+    made = figures()["made"]
+    assert made <= 2
+    assert figures()["made_s"] > 0
+    assert mapped() >= 400 * 10**6
+    until(lambda: figures()["total_bytes"] <= keep_bytes, 10, "the worker kept what nobody needs")
+    until(lambda: mapped() <= keep_bytes, 5, "the kernel kept what nobody needs")
+    until(lambda: shutil.disk_usage("/dev/shm").free > free - 2 * keep_bytes, 5)
+    large(engine, 400)
+    one_engine.stop()
