@@ -22,7 +22,7 @@ import psutil
 from nnsight_lab.errors import CellUsageError
 from nnsight_lab.saves import slab
 from nnsight_lab.saves.slab import SlabReader
-from nnsight_lab.saves.slab_files import sweep
+from nnsight_lab.saves.slab_files import PREFIX, sweep
 from nnsight_lab.wire.codec import encode
 from nnsight_lab.wire.extent import Extent, Packed
 from nnsight_lab.wire.packed import unpack
@@ -100,6 +100,14 @@ def spill_folder() -> Path:
 def reclaim() -> list[Path]:
     """Remove slabs of workers that are gone, in memory and on disk."""
     return sweep([_MEMORY, spill_folder()])
+
+
+def remove(engine_id: str) -> None:
+    """Remove the slabs of an engine that has ended, whether or not its workers are wholly gone yet."""
+    for folder in (_MEMORY, spill_folder()):
+        for path in folder.glob(f"{PREFIX}{engine_id}.*"):
+            with contextlib.suppress(OSError):
+                path.unlink()
 
 
 class Homecoming:

@@ -120,8 +120,7 @@ class EngineLife:
         still = processes.end([p.pid for p in left]) if left else []
         self._driver.home.close()
         self._driver.close()
-        # What a killed worker left; nobody's is removed who still lives.
-        homecoming.reclaim()
+        homecoming.remove(self.id)  # what a killed worker left
         return still
 
     @property

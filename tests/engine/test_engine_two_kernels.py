@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from nnsight_lab.engine import homecoming, processes
+from nnsight_lab.saves import slab_files
 from tests.conftest import ROOT
 from tests.waiting import until
 
@@ -63,6 +64,8 @@ class SavingKernel:
         self.process.kill()
         self.process.wait()
         until(lambda: not processes.engine_processes(self.id), 10, "engine processes outlive their kernel")
+        # The system takes a moment to tear a large process down, and until then its memory is its own.
+        until(lambda: all(slab_files._abandoned(path) for path in self.files()), 10)
 
     def close(self) -> None:
         """End it; harmless once it is killed."""
