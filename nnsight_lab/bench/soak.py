@@ -48,6 +48,7 @@ def measure(
     model: str = models.DEMO,
     *,
     requests: int = 10_000,
+    saving: bool = True,
     mode: str = "sync",
     say: Callable[[str], None] = lambda text: None,
     **options: Any,
@@ -57,6 +58,7 @@ def measure(
     Args:
         model: As for `nnsight_lab.start`.
         requests: How many in all.
+        saving: Whether they run the edit; without it, what grows is vLLM's own.
         mode: As for `nnsight_lab.start`.
         say: Told what is going on.
         **options: vLLM engine options.
@@ -70,7 +72,7 @@ def measure(
     try:
         saved_bytes = _install(engine)
         began = time.perf_counter()
-        samples = _run(engine, requests, say)
+        samples = _run(engine, requests, ["all"] if saving else [], say)
         took = time.perf_counter() - began
     finally:
         lab.stop(engine.name)
@@ -78,7 +80,7 @@ def measure(
         "growth": growth(samples),
         "requests": requests,
         "requests_per_s": round(requests / took, 1),
-        "saved_kb_per_request": round(saved_bytes / 1e3, 1),
+        "saved_kb_per_request": round(saved_bytes / 1e3, 1) if saving else 0.0,
         "slab_mb": round(samples[-1].slab_bytes / 1e6, 1),
         "used_mb": round(samples[-1].used_bytes / 1e6, 1),
         "samples": [asdict(sample) for sample in samples],
@@ -114,14 +116,15 @@ def _install(engine: LocalEngine) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in output.saves["streams"])
 
 
-def _run(engine: LocalEngine, requests: int, say: Callable[[str], None]) -> list[Sample]:
+def _run(engine: LocalEngine, requests: int, edits: list[str], say: Callable[[str], None]) -> list[Sample]:
     samples = []
     for done in range(0, requests, _BATCH):
         if done % _EVERY == 0:
             samples.append(_look(engine, done))
             say(_told(samples[-1]))
-        outputs = engine.generate(_prompts(done)[: requests - done], max_tokens=1, temperature=0.0)
-        assert all(output.saves["streams"] for output in outputs)
+        prompts = _prompts(done)[: requests - done]
+        outputs = engine.generate(prompts, edits=edits, max_tokens=1, temperature=0.0)
+        assert not edits or all(output.saves["streams"] for output in outputs)
     del outputs
     samples.append(_look(engine, requests))
     say(_told(samples[-1]))

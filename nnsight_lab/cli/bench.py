@@ -59,6 +59,7 @@ def add_parser(sub: Any) -> None:
     soak.add_argument("--model", default="demo", help="as for `%%engine start` (default: demo)")
     soak.add_argument("--mode", choices=("sync", "async"), default="sync")
     soak.add_argument("--requests", type=int, default=10_000, metavar="N")
+    soak.add_argument("--no-save", action="store_true", help="without the edit: what is vLLM's own growth")
     soak.add_argument("--json", action="store_true", help="print one JSON object")
     soak.add_argument("option", nargs="*", help="vLLM engine options, as name=value")
     soak.set_defaults(run=run_soak)
@@ -122,6 +123,7 @@ def run_soak(arguments: argparse.Namespace) -> int:
         model=arguments.model,
         mode=arguments.mode,
         requests=arguments.requests,
+        saving=not arguments.no_save,
         say=lambda text: print(f"bench: {text}", file=sys.stderr, flush=True),
         **dict(_option(word) for word in arguments.option),
     )

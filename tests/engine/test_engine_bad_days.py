@@ -434,15 +434,24 @@ def test_a_worker_killed_in_the_middle_of_a_copy_ends_the_call_and_nothing_that_
         return list(Path("/dev/shm").glob(f"nnsight_lab.{engine.id}.*"))
 
     def kill() -> float:
-        until(slabs, 60, "no slab was made")
+        deadline = time.monotonic() + 60
+        while not slabs():  # made, and not mapped by this process yet: for some milliseconds
+            assert time.monotonic() < deadline, "no slab was made"
+            time.sleep(0.001)
         os.kill(pid_of(engine, "Worker"), signal.SIGKILL)
         return time.monotonic()
 
+    def save_on_and_on() -> None:
+        kept = []
+        for _ in range(10):  # all are looked at, so each makes one more slab
+            with engine.trace(CAT, **ONE):
+                after = model.model.layers[0].output[0].repeat(150_000, 1).save()
+            kept.append(after)
+
     assert slabs() == []
     killed = in_background(kill)
-    with pytest.raises(EngineDied), engine.trace(CAT, **ONE):
-        # Larger than the slab there is, so that one more is made and filled.
-        after = model.model.layers[0].output[0].repeat(250_000, 1).save()
+    with pytest.raises(EngineDied):
+        save_on_and_on()
     assert time.monotonic() - killed() < 3
     assert before.eq(row).all()
     left = slabs()  # made by the worker, and nobody mapped it
