@@ -79,10 +79,6 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
         raise Stuck(
             " is a tensor whose memory was freed or made smaller. Save a `.clone()` made before that."
         )
-    if NAMES[tensor.dtype].startswith("float4") and not tensor.is_contiguous():
-        raise Stuck(
-            " is a strided tensor of float4, which torch cannot copy. Save `.view(torch.uint8)` of it."
-        )
     if tensor.dim() > MAX_DIMS:
         raise Stuck(f" has {tensor.dim()} dimensions, and {MAX_DIMS} is the most. Save `.flatten()` instead.")
     return tensor
@@ -98,11 +94,14 @@ def _has_its_memory(tensor: torch.Tensor) -> bool:
 
 
 def settled(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor with a pending conjugation or negation carried out, since its memory has neither."""
+    """The tensor as it can be copied: a pending conjugation or negation, which memory has not, carried out."""
     if tensor.is_conj():
         tensor = tensor.resolve_conj()
     if tensor.is_neg():
         tensor = tensor.resolve_neg()
+    if NAMES[tensor.dtype].startswith("float4") and not tensor.is_contiguous():
+        # torch copies no float4 by its elements, but bytes.
+        tensor = tensor.view(torch.uint8).contiguous().view(tensor.dtype)
     return tensor
 
 
