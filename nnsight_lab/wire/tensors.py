@@ -94,7 +94,7 @@ def _has_its_memory(tensor: torch.Tensor) -> bool:
 
 
 def settled(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor as it can be copied: a pending conjugation or negation, which memory has not, carried out."""
+    """The tensor as it can be copied: a pending conjugation or negation, which no memory has, done."""
     if tensor.is_conj():
         tensor = tensor.resolve_conj()
     if tensor.is_neg():
