@@ -148,6 +148,7 @@ WORKER = (
     Pin(f"{_NN}.intervention.interleaver", "Mediator.handle", "private copies", ("provider", "value")),
     Pin(f"{_NN}.intervention.interleaver", "dangling_unwind", "reads out of order", ("mediator",)),
     Pin(f"{_NN}.tracing.tracer", "_saves", "what a block saved is marked there"),
+    Pin(f"{_NN}.tracing.tracer", "mark", "what a block saved is marked by it"),
     Pin(f"{_NN}.tracing.tracer", "mark", "what a block saved is marked by it", ("value",)),
     Pin("vllm.v1.worker.gpu_model_runner", "GPUModelRunner._update_states", "a step's requests"),
     Pin("vllm.v1.worker.gpu_model_runner", "GPUModelRunner.sample_tokens", "logits are served"),
@@ -247,7 +248,8 @@ def marks_by_block() -> None:
 
     nnsight marks a saved value by its ``id`` in one set for all requests of a step. A value that
     several requests share (a constant of the block's code, a small int, True) is then marked for all
-    of them by one, and unmarked for all by the first that goes home: the others lose it.
+    of them by one, and unmarked for all by the first that goes home: the others lose it. And an id is
+    only a name while its value lives: the next value at the same place would come home in its stead.
     """
     from greenlet import getcurrent
     from nnsight.tracing import tracer
@@ -256,14 +258,26 @@ def marks_by_block() -> None:
     if getattr(everybodys, "by_block", False):
         return
 
-    def saves() -> set[int]:
+    def current() -> Any:
         mediator = getattr(getcurrent(), "mediator", None)
-        block = mediator() if mediator is not None else None
+        return mediator() if mediator is not None else None
+
+    def saves() -> set[int]:
+        block = current()
         marks: set[int] = everybodys() if block is None else block.marks
         return marks
 
+    def mark(value: Any) -> Any:
+        block = current()
+        if block is None:
+            everybodys().add(id(value))
+        else:
+            block.marks.mark(value)
+        return value
+
     saves.by_block = True  # type: ignore[attr-defined]
     tracer._saves = saves
+    tracer.mark = mark
 
 
 def ask_for_amx() -> None:

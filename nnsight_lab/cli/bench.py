@@ -51,6 +51,20 @@ def add_parser(sub: Any) -> None:
     saves.add_argument("option", nargs="*", help="vLLM engine options, as name=value")
     saves.set_defaults(run=run_saves)
 
+    soak = works.add_parser(
+        "soak",
+        help="whether anything grows over many requests (some minutes)",
+        description="Run many short prompts under an edit that saves every residual stream, and look at the "
+        "memory of every process and at the shared memory; the first thousand requests do not count.",
+    )
+    soak.add_argument("--model", default="demo", help="as for `%%engine start` (default: demo)")
+    soak.add_argument("--mode", choices=("sync", "async"), default="sync")
+    soak.add_argument("--requests", type=int, default=10_000, metavar="N")
+    soak.add_argument("--no-save", action="store_true", help="without the edit: what is vLLM's own growth")
+    soak.add_argument("--json", action="store_true", help="print one JSON object")
+    soak.add_argument("option", nargs="*", help="vLLM engine options, as name=value")
+    soak.set_defaults(run=run_soak)
+
 
 def run_engine(arguments: argparse.Namespace) -> int:
     # Local: torch and vLLM, which `--help` should not wait for.
@@ -107,6 +121,30 @@ def run_saves(arguments: argparse.Namespace) -> int:
     ):
         if name in found:
             print(f"  {name:<24} {found[name]}")
+    return 0
+
+
+def run_soak(arguments: argparse.Namespace) -> int:
+    # Local: torch and vLLM, which `--help` should not wait for.
+    from nnsight_lab.bench.soak import measure
+
+    found = measure(
+        model=arguments.model,
+        mode=arguments.mode,
+        requests=arguments.requests,
+        saving=not arguments.no_save,
+        say=lambda text: print(f"bench: {text}", file=sys.stderr, flush=True),
+        **dict(_option(word) for word in arguments.option),
+    )
+    if arguments.json:
+        print(json.dumps(found, indent=1))
+        return 0
+    print(
+        f"{found['requests']} requests, {found['requests_per_s']} a second, "
+        f"{found['saved_kb_per_request']} kB saved by each; growth after the first 1000:"
+    )
+    for name, grown in found["growth"].items():
+        print(f"  {name:<24} {grown['mb']:>8.2f} MB  {grown['bytes_per_request']:>10.1f} bytes a request")
     return 0
 
 

@@ -7,9 +7,11 @@ of anything, so all they do is append to a queue.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -18,7 +20,9 @@ from typing import Any, NamedTuple
 import psutil
 
 from nnsight_lab.errors import CellUsageError
-from nnsight_lab.saves.slab import SlabReader, sweep
+from nnsight_lab.saves import slab
+from nnsight_lab.saves.slab import SlabReader
+from nnsight_lab.saves.slab_files import PREFIX, sweep
 from nnsight_lab.wire.codec import encode
 from nnsight_lab.wire.extent import Extent, Packed
 from nnsight_lab.wire.packed import unpack
@@ -27,6 +31,8 @@ from nnsight_lab.wire.packed import unpack
 OPTIONS = ("save_budget", "spill_budget")
 _MEMORY = Path("/dev/shm")
 _TICK_S = 0.25
+#: How long after pieces went back by the way the workers are asked which files they gave up.
+_TELL_S = 1.0
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
 
@@ -56,12 +62,11 @@ def settings(engine_id: str, options: Mapping[str, Any]) -> dict[str, Any]:
         options: ``save_budget`` bounds shared memory (a quarter of what is free by default),
             ``spill_budget`` what goes on to disk past that (half of what is free, at most 64 GiB).
     """
-    shm_free = shutil.disk_usage(_MEMORY).free if _MEMORY.is_dir() else 0
-    memory = min(shm_free // 2, psutil.virtual_memory().available // 4)
+    memory = min(_free(_MEMORY) // 2, psutil.virtual_memory().available // 4)
     if "save_budget" in options:
         memory = size_of(options["save_budget"], name="save_budget")
     folder = spill_folder()
-    spill = min(shutil.disk_usage(folder).free // 2, 64 * 2**30)
+    spill = min(_free(folder) // 2, 64 * 2**30)
     if "spill_budget" in options:
         spill = size_of(options["spill_budget"], name="spill_budget")
     return {
@@ -73,11 +78,22 @@ def settings(engine_id: str, options: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def _free(folder: Path) -> int:
+    """What is free where slabs can be made; 0 where they cannot."""
+    if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
+        return 0
+    return shutil.disk_usage(folder).free
+
+
 def spill_folder() -> Path:
-    """Where slabs go past the memory budget: ``$XDG_CACHE_HOME/nnsight_lab/spill``."""
+    """Where slabs go past the memory budget: ``$XDG_CACHE_HOME/nnsight_lab/spill``.
+
+    A home that cannot be written to has none: then nothing is spilled, and no engine fails for it.
+    """
     base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     folder = Path(base) / "nnsight_lab" / "spill"
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with contextlib.suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     return folder
 
 
@@ -96,6 +112,14 @@ class Room(NamedTuple):
 
     memory_bytes: int
     spill_bytes: int
+
+
+def remove(engine_id: str) -> None:
+    """Remove the slabs of an engine that has ended, whether or not its workers are wholly gone yet."""
+    for folder in (_MEMORY, spill_folder()):
+        for path in folder.glob(f"{PREFIX}{engine_id}.*"):
+            with contextlib.suppress(OSError):
+                path.unlink()
 
 
 class Homecoming:
@@ -121,6 +145,10 @@ class Homecoming:
         #: Let go and counted, not given back yet.
         self._going: deque[Extent] = deque()
         self._reader = SlabReader(self._let_go.append)
+        #: Slabs mapped and pieces sent when the workers last said which files they gave up.
+        self._asked: tuple[int, int] = (0, 0)
+        self._sent = 0
+        self._asked_at = time.monotonic()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True, name="nnsight-lab-saves")
         self._thread.start()
@@ -157,6 +185,8 @@ class Homecoming:
         """The pieces let go since last asked, encoded for the workers."""
         self._drain()
         pieces = list(_taken(self._going))
+        self._reader.returned(pieces)
+        self._sent += len(pieces)
         return encode(pieces) if pieces else None
 
     def _drain(self) -> None:
@@ -166,15 +196,29 @@ class Homecoming:
             self._going.append(piece)
 
     def flush(self) -> None:
-        """Give back what was let go."""
+        """Give back what was let go, and let go of what the workers gave up."""
         pieces = self.returned()
+        if pieces is None and self._worth_asking():
+            pieces = encode([])
         if pieces is not None:
-            self._reader.forget(self._release(pieces) or ())
+            state = (self._reader.opened, self._sent)
+            gone = self._release(pieces)
+            self._asked_at = time.monotonic()
+            if gone is not None:
+                self._asked = state
+                self._reader.forget(gone)
 
     def close(self) -> None:
         """The engine is gone: its memory lives as long as somebody looks at it."""
         self._ended.set()
         self._reader.close()
+
+    def _worth_asking(self) -> bool:
+        """Whether workers may have given slabs up unheard, or would: they have no clock of their own."""
+        since = time.monotonic() - self._asked_at
+        if since > _TELL_S and (self._reader.opened, self._sent) != self._asked:
+            return True
+        return since > slab.IDLE_S / 2 and self._reader.idle_bytes() > slab.KEEP_BYTES
 
     def _run(self) -> None:
         while not self._ended.wait(_TICK_S):

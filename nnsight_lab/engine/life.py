@@ -16,7 +16,7 @@ from typing import Any
 from typing_extensions import Self
 
 from nnsight_lab.blocks.stubs import BlockEngine
-from nnsight_lab.engine import processes
+from nnsight_lab.engine import homecoming, processes
 from nnsight_lab.engine.async_driver import AsyncDriver
 from nnsight_lab.engine.config import EngineConfig
 from nnsight_lab.engine.driver import Driver
@@ -120,6 +120,7 @@ class EngineLife:
         still = processes.end([p.pid for p in left]) if left else []
         self._driver.home.close()
         self._driver.close()
+        homecoming.remove(self.id)  # what a killed worker left
         return still
 
     @property

@@ -5,34 +5,38 @@ worker of ours copies them once, into a file that the kernel maps: no pickle, no
 context. A pool of such files ("slabs") grows on demand and is reused when the kernel lets go; past its
 budget in memory it goes on in files on disk, and past that it refuses, naming what did not fit.
 
-The hard facts: pages are reserved when a slab is made (``posix_fallocate``, or by faulting all of them in
-where they are pinned next), for a sparse file in a
-full ``/dev/shm`` kills its writer with SIGBUS at the first touch; and the reader unlinks a slab as soon
-as it has it mapped, so that nothing is left behind whichever process dies first.
+The hard fact: the reader unlinks a slab as soon as it has it mapped, so that nothing is left behind
+whichever process dies first. So a slab is gone only when both ends let go: the pool keeps a list of what
+it gave up, and the reader asks for it. How the files are made and swept: `slab_files`.
 """
 
 from __future__ import annotations
 
 import bisect
-import errno
+import contextlib
+import logging
 import mmap
 import os
 import threading
+import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from nnsight_lab.saves import slab_files
 from nnsight_lab.wire.extent import ALIGN, Extent
 
 _MIB = 2**20
 #: The smallest slab; one large request gets a slab of its own size.
 MIN_SLAB = 64 * _MIB
-_PREFIX = "nnsight_lab."
-_POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, Linux 5.14
-_POPULATE_CHUNK = 8 * _MIB
+#: Idle memory up to this stays for the next requests, however long they take to come.
+KEEP_BYTES = 2**30
+#: Idle memory beyond that stays this long.
+IDLE_S = 60.0
+_log = logging.getLogger(__name__)
 
 
 class NoRoom(Exception):
@@ -67,6 +71,8 @@ class _Slab:
     tensor: torch.Tensor
     #: Free pieces as (offset, size), by offset; neighbours are merged.
     free: list[tuple[int, int]] = field(default_factory=list)
+    #: Since when nothing of it is in use (`time.monotonic`).
+    idle_since: float = 0.0
 
     @property
     def idle(self) -> bool:
@@ -92,6 +98,8 @@ class _Slab:
             else:
                 merged.append((start, size))
         self.free = merged
+        if self.idle:
+            self.idle_since = time.monotonic()
 
 
 class SlabPool:
@@ -103,7 +111,13 @@ class SlabPool:
         places: Where slabs may be made, best first: memory, then disk.
         pin: Called with a new slab's tensor, to make it fit for asynchronous copies; None on CPU.
         unpin: Called before a slab is given up.
-        warm_bytes: How much idle memory is kept for the next requests.
+        warm_bytes: The most idle memory that is kept at all.
+        keep_bytes: How much of it is kept however long it is idle (`KEEP_BYTES`).
+        idle_s: How long the rest is kept (`IDLE_S`).
+
+    Attributes:
+        made: How many slabs were made.
+        made_s: Seconds spent making them.
     """
 
     def __init__(
@@ -114,7 +128,9 @@ class SlabPool:
         *,
         pin: Callable[[torch.Tensor], None] | None = None,
         unpin: Callable[[torch.Tensor], None] | None = None,
-        warm_bytes: int = 2**30,
+        warm_bytes: int = KEEP_BYTES,
+        keep_bytes: int | None = None,
+        idle_s: float | None = None,
     ) -> None:
         self._name = name
         self._rank = rank
@@ -122,9 +138,14 @@ class SlabPool:
         self._pin = pin
         self._unpin = unpin
         self._warm_bytes = warm_bytes
+        self._keep_bytes = KEEP_BYTES if keep_bytes is None else keep_bytes
+        self._idle_s = IDLE_S if idle_s is None else idle_s
         self._slabs: dict[str, _Slab] = {}
-        self._made = 0
+        self._gone: list[str] = []
+        self._tried = 0
         self._lock = threading.Lock()
+        self.made = 0
+        self.made_s = 0.0
 
     @property
     def total_bytes(self) -> int:
@@ -138,6 +159,16 @@ class SlabPool:
             free = sum(size for slab in self._slabs.values() for _, size in slab.free)
             return self.total_bytes - free
 
+    def figures(self) -> dict[str, Any]:
+        """``used_bytes``, ``total_bytes``, ``count`` of slabs now, and ``made``, ``made_s`` over its life."""
+        return {
+            "used_bytes": self.used_bytes,
+            "total_bytes": self.total_bytes,
+            "count": len(self._slabs),
+            "made": self.made,
+            "made_s": self.made_s,
+        }
+
     def allocate(self, nbytes: int) -> Extent:
         """Reserve a piece.
 
@@ -145,15 +176,25 @@ class SlabPool:
             NoRoom: When neither memory nor disk has it.
         """
         wanted = aligned(max(nbytes, 1))
+        allowed = 0
         with self._lock:
-            for slab in self._slabs.values():
-                offset = slab.take(wanted)
-                if offset is not None:
-                    return Extent(str(slab.path), slab.size, offset, wanted, self._rank)
-            slab = self._grow(wanted)
-            offset = slab.take(wanted)
-            assert offset is not None
-            return Extent(str(slab.path), slab.size, offset, wanted, self._rank)
+            for place in self._places:
+                # Into slabs in use first, so that idle ones stay whole and can be given up.
+                slabs = [slab for slab in self._slabs.values() if slab.place is place]
+                for slab in sorted(slabs, key=lambda slab: slab.idle):
+                    offset = slab.take(wanted)
+                    if offset is not None:
+                        return Extent(str(slab.path), slab.size, offset, wanted, self._rank)
+                grown = self._grow(place, wanted)
+                if grown is not None:
+                    offset = grown.take(wanted)
+                    assert offset is not None
+                    return Extent(str(grown.path), grown.size, offset, wanted, self._rank)
+                left = place.budget_bytes - place.used_bytes
+                room = slab_files.free_bytes(place.folder)
+                allowed = max(allowed, left if room is None else min(left, room))
+        # A folder may have room and still not take a file of ours; what was asked was not allowed.
+        raise NoRoom(wanted, min(allowed, wanted - 1))
 
     def view(self, extent: Extent) -> torch.Tensor:
         """The piece as bytes ``[byte]``, uint8."""
@@ -161,26 +202,25 @@ class SlabPool:
         return slab.tensor[extent.offset : extent.offset + extent.nbytes]
 
     def release(self, extents: Sequence[Extent]) -> list[str]:
-        """Take pieces back; what is idle beyond the warm bytes returns to the system.
+        """Take pieces back; what has been idle for long, or is too much to keep, returns to the system.
 
         Returns:
             The files of slabs that were given up: their readers should let go of them too.
         """
-        gone = []
         with self._lock:
+            before = len(self._gone)
             for extent in extents:
                 slab = self._slabs.get(extent.path)
                 if slab is not None:
                     slab.give(extent.offset, extent.nbytes)
-            idle = [slab for slab in self._slabs.values() if slab.idle]
-            kept = 0
-            for slab in sorted(idle, key=lambda slab: slab.place is not self._places[0]):
-                if slab.place is self._places[0] and kept + slab.size <= self._warm_bytes:
-                    kept += slab.size
-                else:
-                    self._drop(slab)
-                    gone.append(str(slab.path))
-        return gone
+            self._trim()
+            return self._gone[before:]
+
+    def given_up(self) -> list[str]:
+        """The files of all slabs given up since this was last asked."""
+        with self._lock:
+            gone, self._gone = self._gone, []
+            return gone
 
     def close(self) -> None:
         """Give every slab up; mappings of a reader live on."""
@@ -188,47 +228,62 @@ class SlabPool:
             for slab in list(self._slabs.values()):
                 self._drop(slab)
 
-    def _grow(self, wanted: int) -> _Slab:
-        allowed = 0
-        for place in self._places:
-            left = place.budget_bytes - place.used_bytes
-            allowed = max(allowed, left)
-            if left < wanted:
-                continue
-            for size in dict.fromkeys((min(max(wanted, MIN_SLAB), left), wanted)):
-                slab = self._make(place, size)
-                if slab is not None:
-                    return slab
-        raise NoRoom(wanted, allowed)
+    def _trim(self) -> None:
+        now, memory = time.monotonic(), self._places[0]
+        idle = sorted((s for s in self._slabs.values() if s.idle), key=lambda slab: slab.idle_since)
+        kept = sum(slab.size for slab in idle if slab.place is memory)
+        for slab in idle:
+            if slab.place is not memory:
+                self._drop(slab)
+            elif kept > self._warm_bytes or (
+                kept > self._keep_bytes and now - slab.idle_since >= self._idle_s
+            ):
+                self._drop(slab)
+                kept -= slab.size
+
+    def _grow(self, place: Place, wanted: int) -> _Slab | None:
+        """A new slab, or None where the place has no room for it."""
+        left = place.budget_bytes - place.used_bytes
+        if left < wanted:
+            # Idle slabs are all too small for this one; together they may hold what it needs.
+            idle = sorted(
+                (slab for slab in self._slabs.values() if slab.idle and slab.place is place),
+                key=lambda slab: slab.idle_since,
+            )
+            if left + sum(slab.size for slab in idle) < wanted:
+                return None
+            for slab in idle:
+                if left < wanted:
+                    self._drop(slab)
+                    left += slab.size
+        for size in dict.fromkeys((min(max(wanted, MIN_SLAB), left), wanted)):
+            made = self._make(place, size)
+            if made is not None:
+                return made
+        return None
 
     def _make(self, place: Place, size: int) -> _Slab | None:
-        """A new slab, or None where the file system is full."""
-        place.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        path = place.folder / f"{_PREFIX}{self._name}.{os.getpid()}.{self._rank}.{self._made}"
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-        pinned = self._pin is not None and place is self._places[0]
-        try:
-            if pinned:
-                os.ftruncate(descriptor, size)
-            else:
-                os.posix_fallocate(descriptor, 0, size)
-            memory = mmap.mmap(descriptor, size)
-            tensor = torch.frombuffer(memory, dtype=torch.uint8)
-            if pinned and not _populate(tensor):
-                os.posix_fallocate(descriptor, 0, size)
-        except OSError as error:
-            path.unlink(missing_ok=True)
-            if error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT, errno.EFBIG):
+        """A new slab, or None where the file system has no room or cannot be written to."""
+        began = time.perf_counter()
+        path = place.folder / f"{slab_files.PREFIX}{self._name}.{os.getpid()}.{self._rank}.{self._tried}"
+        self._tried += 1
+        pin = self._pin if place is self._places[0] else None
+        memory = slab_files.create(path, size, touched=pin is not None)
+        if memory is None:
+            return None
+        tensor = torch.frombuffer(memory, dtype=torch.uint8)
+        if pin is not None:
+            try:
+                pin(tensor)
+            except Exception:  # a limit on locked memory: the next place is not pinned
+                _log.exception("a slab of %d bytes could not be pinned", size)
+                path.unlink(missing_ok=True)
                 return None
-            raise
-        finally:
-            os.close(descriptor)
-        self._made += 1
-        if self._pin is not None and pinned:
-            self._pin(tensor)
-        slab = _Slab(path, size, place, memory, tensor, [(0, size)])
+        slab = _Slab(path, size, place, memory, tensor, [(0, size)], time.monotonic())
         place.used_bytes += size
         self._slabs[str(path)] = slab
+        self.made += 1
+        self.made_s += time.perf_counter() - began
         return slab
 
     def _drop(self, slab: _Slab) -> None:
@@ -237,32 +292,15 @@ class SlabPool:
         if self._unpin is not None and slab.place is self._places[0]:
             self._unpin(slab.tensor)
         slab.path.unlink(missing_ok=True)
+        self._gone.append(str(slab.path))
 
 
-def _populate(tensor: torch.Tensor) -> bool:
-    """Fault a mapping's pages in, on several threads: registering them one by one takes seconds a GB.
-
-    Returns:
-        Whether they are all there; False where the system does not know how (Linux before 5.14).
-
-    Raises:
-        OSError: There are not so many.
-    """
-    import ctypes
-
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    start, size = tensor.data_ptr(), tensor.numel()
-
-    def fault(offset: int) -> int:
-        length = min(_POPULATE_CHUNK, size - offset)
-        return ctypes.get_errno() if libc.madvise(start + offset, length, _POPULATE_WRITE) else 0
-
-    with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as threads:
-        failed = {error for error in threads.map(fault, range(0, size, _POPULATE_CHUNK)) if error}
-    if failed - {errno.EINVAL}:
-        raise OSError(errno.ENOSPC, "not enough memory for a slab")  # EFAULT: a touch would be a SIGBUS
-    return not failed
+@dataclass
+class _Mapped:
+    memory: mmap.mmap
+    rank: int
+    #: How many of its pieces are looked at.
+    pieces: int = 0
 
 
 class SlabReader:
@@ -274,8 +312,10 @@ class SlabReader:
 
     def __init__(self, let_go: Callable[[Extent], None]) -> None:
         self._let_go = let_go
-        self._mapped: dict[str, mmap.mmap] = {}
+        self._mapped: dict[str, _Mapped] = {}
         self._lock = threading.Lock()
+        #: How many slabs were ever mapped.
+        self.opened = 0
 
     def open(self, extent: Extent) -> torch.Tensor:
         """The piece as bytes ``[byte]``, uint8; its memory is let go with the last tensor over it.
@@ -288,33 +328,55 @@ class SlabReader:
 
         import numpy as np
 
-        memory = self._map(extent)
-        if extent.offset < 0 or extent.nbytes <= 0 or extent.offset + extent.nbytes > len(memory):
-            raise ValueError(f"piece {extent.offset}+{extent.nbytes} is not in a slab of {len(memory)} bytes")
+        with self._lock:
+            mapped = self._map(extent)
+            memory = mapped.memory
+            if extent.offset < 0 or extent.nbytes <= 0 or extent.offset + extent.nbytes > len(memory):
+                raise ValueError(
+                    f"piece {extent.offset}+{extent.nbytes} is not in a slab of {len(memory)} bytes"
+                )
+            mapped.pieces += 1
         piece = np.frombuffer(memory, dtype=np.uint8, count=extent.nbytes, offset=extent.offset)
         # A tensor over an array holds the array; a view of its own, so that it alone is watched.
         watched = piece.view()
         weakref.finalize(watched, self._let_go, extent).atexit = False
         return torch.from_numpy(watched)
 
-    def _map(self, extent: Extent) -> mmap.mmap:
-        with self._lock:
-            memory = self._mapped.get(extent.path)
-            if memory is None:
-                name = os.path.basename(extent.path)
-                if not name.startswith(_PREFIX):
-                    raise ValueError(f"{extent.path} is not a slab")
-                descriptor = os.open(extent.path, os.O_RDWR)
-                try:
-                    if os.fstat(descriptor).st_size != extent.slab_bytes:
-                        raise ValueError(f"{extent.path} is not {extent.slab_bytes} bytes long")
-                    memory = mmap.mmap(descriptor, extent.slab_bytes)
-                finally:
-                    os.close(descriptor)
-                # Mapped on both sides now: without a name it cannot outlive them.
+    def _map(self, extent: Extent) -> _Mapped:
+        mapped = self._mapped.get(extent.path)
+        if mapped is None:
+            if not os.path.basename(extent.path).startswith(slab_files.PREFIX):
+                raise ValueError(f"{extent.path} is not a slab")
+            descriptor = os.open(extent.path, os.O_RDWR)
+            try:
+                if os.fstat(descriptor).st_size != extent.slab_bytes:
+                    raise ValueError(f"{extent.path} is not {extent.slab_bytes} bytes long")
+                memory = mmap.mmap(descriptor, extent.slab_bytes)
+            finally:
+                os.close(descriptor)
+            # Mapped on both sides now: without a name it cannot outlive them.
+            with contextlib.suppress(FileNotFoundError):
                 os.unlink(extent.path)
-                self._mapped[extent.path] = memory
-            return memory
+            mapped = self._mapped[extent.path] = _Mapped(memory, extent.rank)
+            self.opened += 1
+        return mapped
+
+    def returned(self, extents: Sequence[Extent]) -> None:
+        """Count out pieces that were let go of."""
+        with self._lock:
+            for extent in extents:
+                mapped = self._mapped.get(extent.path)
+                if mapped is not None:
+                    mapped.pieces -= 1
+
+    def idle_bytes(self) -> int:
+        """The size of mapped slabs of which nothing is looked at; of the rank that has most."""
+        idle: dict[int, int] = {}
+        with self._lock:
+            for mapped in self._mapped.values():
+                if mapped.pieces == 0:
+                    idle[mapped.rank] = idle.get(mapped.rank, 0) + len(mapped.memory)
+        return max(idle.values(), default=0)
 
     def close(self) -> None:
         """Drop every mapping; living tensors keep theirs."""
@@ -326,17 +388,3 @@ class SlabReader:
         with self._lock:
             for path in paths:
                 self._mapped.pop(path, None)
-
-
-def sweep(folders: Sequence[Path]) -> list[Path]:
-    """Remove slabs whose worker is gone; returns what was removed."""
-    removed = []
-    for folder in folders:
-        for path in folder.glob(f"{_PREFIX}*"):
-            parts = path.name.rsplit(".", 3)
-            if len(parts) != 4 or not parts[1].isdigit() or path.stat().st_uid != os.getuid():
-                continue
-            if not os.path.exists(f"/proc/{parts[1]}"):
-                path.unlink(missing_ok=True)
-                removed.append(path)
-    return removed

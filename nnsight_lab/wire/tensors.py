@@ -75,17 +75,33 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
         raise Stuck(f" is a tensor of {tensor.dtype}, which has no plain bytes. Save it in another dtype.")
     if tensor.is_meta:
         raise Stuck(" is a tensor on the meta device: it has a shape and no data. Save its `.shape` instead.")
+    if not _has_its_memory(tensor):
+        raise Stuck(
+            " is a tensor whose memory was freed or made smaller. Save a `.clone()` made before that."
+        )
     if tensor.dim() > MAX_DIMS:
         raise Stuck(f" has {tensor.dim()} dimensions, and {MAX_DIMS} is the most. Save `.flatten()` instead.")
     return tensor
 
 
+def _has_its_memory(tensor: torch.Tensor) -> bool:
+    """Whether the storage still reaches as far as the tensor does; reading past it ends the process."""
+    if tensor.numel() == 0:
+        return True
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    needed = (tensor.storage_offset() + last + 1) * tensor.element_size()
+    return bool(needed <= tensor.untyped_storage().nbytes())
+
+
 def settled(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor with a pending conjugation or negation carried out, since its memory has neither."""
+    """The tensor as it can be copied: a pending conjugation or negation, which no memory has, done."""
     if tensor.is_conj():
         tensor = tensor.resolve_conj()
     if tensor.is_neg():
         tensor = tensor.resolve_neg()
+    if NAMES[tensor.dtype].startswith("float4") and not tensor.is_contiguous():
+        # torch copies no float4 by its elements, but bytes.
+        tensor = tensor.view(torch.uint8).contiguous().view(tensor.dtype)
     return tensor
 
 

@@ -131,7 +131,15 @@ class Courier:
             return Parcel(
                 {}, error=_over(kept, layout.nbytes, full.allowed_bytes, "what the engine has left")
             )
-        return Parcel({}, layout.packed(extent), refused, self._copy(layout, extent))
+        try:
+            copies = self._copy(layout, extent)
+        except Exception as failure:  # no GPU memory for a strided copy: that block's, not the engine's
+            if self._stream is not None:
+                self._stream.synchronize()  # what was begun must not land in the piece's next owner
+            self._pool.release([extent])
+            said = f"what the block saved could not be copied ({type(failure).__name__}: {failure})"
+            return Parcel({}, error=WorkerError("CannotTravel", said))
+        return Parcel({}, layout.packed(extent), refused, copies)
 
     def take_back(self, parcel: Parcel) -> None:
         """Give up what was packed for a request that nobody will collect."""
@@ -142,6 +150,14 @@ class Courier:
     def release(self, extents: Sequence[Extent]) -> list[str]:
         """Pieces the kernel no longer looks at."""
         return self._pool.release(extents)
+
+    def given_up(self) -> list[str]:
+        """Files of slabs given up since this was last asked."""
+        return self._pool.given_up()
+
+    def figures(self) -> dict[str, Any]:
+        """The slabs, in figures."""
+        return self._pool.figures()
 
     def close(self) -> None:
         """Give all memory up."""

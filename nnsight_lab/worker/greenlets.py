@@ -6,6 +6,8 @@ works; it is read off the parked greenlet's frame, which costs about a microseco
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Iterable
 from types import CodeType
 from typing import Any
 
@@ -30,6 +32,33 @@ class ExitedBlock(Exception):
         self.__intervention_tb__ = original.__traceback__
 
 
+class Marks(set[int]):
+    """The ids of saved values that still live: without its value, an id is the next one's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._held: dict[int, Any] = {}
+
+    def mark(self, value: Any) -> None:
+        """Add a value, and take it out when it dies; one that cannot say so lives until the step ends."""
+        mark, mine = id(value), weakref.ref(self)  # not itself: the values go with their block, at once
+
+        def died(_: Any) -> None:
+            marks = mine()
+            if marks is not None:
+                marks.discard(mark)
+
+        self.add(mark)
+        try:
+            self._held[mark] = weakref.ref(value, died)
+        except TypeError:
+            self._held[mark] = value
+
+    def intersection_update(self, *others: Iterable[Any]) -> None:
+        super().intersection_update(*others)
+        self._held = {mark: held for mark, held in self._held.items() if mark in self}
+
+
 class BlockMediator(Mediator):
     """A block's greenlet.
 
@@ -46,7 +75,7 @@ class BlockMediator(Mediator):
         self.presaved = set(block.presaved)
         self.requested: dict[str, int] = {}
         self.filename = code.co_filename
-        self.marks: set[int] = set()
+        self.marks = Marks()
         self.nnsight_saved: set[str] = set()
         self.lab_error: WorkerError | None = None
         self.parcel: Parcel | None = None

@@ -38,6 +38,11 @@ class LabRPC:
         """Bytes of shared memory in use by saves that the kernel still looks at."""
         return int(self.model_runner.courier.used_bytes)
 
+    def lab_slabs(self) -> dict[str, Any]:
+        """Shared memory of saves: ``used_bytes``, ``total_bytes``, ``count``, ``made``, ``made_s``."""
+        figures: dict[str, Any] = self.model_runner.lab_slabs()
+        return figures
+
     def nnsight_request_count(self) -> int:
         """How many requests with blocks this worker still tracks: 0 when all have gone home."""
         return len(self.model_runner.nnsight_requests.requests)

@@ -73,15 +73,27 @@ class LabRunner(NNsightGPUModelRunner):
             returned: Pieces of shared memory the kernel no longer looks at.
         """
         if returned:
-            self.lab_release(returned)
+            self._take_back(returned)  # what is given up for it is told when lab_release is asked
         records = decode(outputs) if outputs else {}
         found = encode(self.nnsight_requests.collect(set(ids), records))
         self.nnsight_requests.settle()  # last: the copies go on while the message is written
         return found
 
     def lab_release(self, extents: bytes) -> list[str]:
-        """Take back pieces of this rank's shared memory."""
-        return self.courier.release([e for e in decode(extents) if e.rank == self.lab_rank])
+        """Take back pieces of this rank's shared memory.
+
+        Returns:
+            The files given up since this was last asked, whatever for.
+        """
+        self._take_back(extents)
+        return self.courier.given_up()
+
+    def lab_slabs(self) -> dict[str, Any]:
+        """This rank's shared memory in figures."""
+        return self.courier.figures()
+
+    def _take_back(self, extents: bytes) -> None:
+        self.courier.release([e for e in decode(extents) if e.rank == self.lab_rank])
 
     def lab_free(self, ids: list[str]) -> None:
         """Forget requests that were aborted: what their blocks saved goes nowhere."""

@@ -10,11 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from nnsight_lab.saves import slab
-from nnsight_lab.saves.slab import MIN_SLAB, NoRoom, Place, SlabPool, SlabReader, aligned, sweep
+from nnsight_lab.saves import slab_files
+from nnsight_lab.saves.slab import MIN_SLAB, NoRoom, Place, SlabPool, SlabReader, aligned
+from nnsight_lab.saves.slab_files import sweep
 from nnsight_lab.wire.extent import Extent, Packed
 from nnsight_lab.wire.limits import WireError
 from nnsight_lab.wire.packed import Layout, unpack
+from nnsight_lab.wire.tensors import DTYPES
 
 SHM = Path("/dev/shm")
 MIB = 2**20
@@ -206,7 +208,7 @@ def test_memory_that_cannot_be_faulted_in_is_looked_for_on_disk(
             raise OSError(errno.ENOSPC, "full")
         return False  # an old Linux: the pages are reserved the other way, which finds it full too
 
-    monkeypatch.setattr(slab, "_populate", full)
+    monkeypatch.setattr(slab_files, "_touch", full)
     reserve = os.posix_fallocate
 
     def reserved(descriptor: int, offset: int, size: int) -> None:
@@ -230,3 +232,28 @@ def test_a_piece_of_a_file_that_is_no_slab_is_not_opened(tmp_path: Path) -> None
     with pytest.raises(ValueError, match="not a slab"):
         SlabReader(lambda extent: None).open(Extent(str(secret), 128, 0, 64, 0))
     assert secret.exists()
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+@pytest.mark.filterwarnings("ignore:ComplexHalf support:UserWarning")
+def test_a_view_of_any_dtype_lies_in_shared_memory_as_its_own_elements(
+    name: str, tmp_path: Path, dtype: torch.dtype
+) -> None:
+    slabs, reader = pool(name, tmp_path, 64 * MIB), SlabReader(lambda extent: None)
+    raw = torch.randint(0, 2, (6, 4 * dtype.itemsize), dtype=torch.uint8)
+    base = raw.view(dtype)
+    views = {"as is": base, "turned": base.T, "strided": base[:, ::3], "wide": base[:1].expand(5, 4)}
+    found = unpack(put(slabs, views), reader.open)
+    for view in views:
+        expected, got = views[view], found[view]
+        assert got.shape == expected.shape
+        assert got.dtype is dtype
+        rows = torch.arange(24 * dtype.itemsize).view(6, 4, dtype.itemsize)
+        bytes_of = {
+            "as is": rows,
+            "turned": rows.transpose(0, 1),
+            "strided": rows[:, ::3],
+            "wide": rows[:1].expand(5, 4, -1),
+        }
+        assert got.view(torch.uint8).flatten().equal(raw.flatten()[bytes_of[view].flatten()])
+    slabs.close()
