@@ -304,6 +304,11 @@ class SavesStore:
         with self._shelf.lock:
             return self._shelf.spill.nbytes
 
+    def ids(self) -> list[str]:
+        """The ids of its requests, newest first; what vLLM calls ``output.request_id``."""
+        with self._shelf.lock:
+            return list(reversed(self._shelf.requests))
+
     def __len__(self) -> int:
         return len(self._shelf.requests)
 
@@ -333,8 +338,7 @@ class SavesStore:
         """The newest saved values as rows of a table, and what is not among them, in words."""
         rows: list[Row] = []
         values = requests = 0
-        with self._shelf.lock:
-            names = list(reversed(self._shelf.requests))
+        names = self.ids()
         for held in self._all(names):
             requests += 1
             found = rows_of((save.labels for save in held.saves.values()), most - len(rows))
@@ -350,10 +354,7 @@ class SavesStore:
 
     def _all(self, names: Iterable[str] | None = None) -> Iterator[Held]:
         """Requests by name, those that are here; all of them, newest first, where ``names`` is None."""
-        if names is None:
-            with self._shelf.lock:
-                names = list(reversed(self._shelf.requests))
-        for name in names:
+        for name in self.ids() if names is None else names:
             try:
                 held = self._shelf.taken_apart(name)
             except SavesError:  # it was dropped, and the repr says why
