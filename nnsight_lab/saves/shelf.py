@@ -23,8 +23,8 @@ from nnsight_lab.saves.spill import Spill
 from nnsight_lab.saves.summary import Summary
 
 Item: TypeAlias = Held | Arrival
-#: Past this part of the budget, requests of earlier calls are dropped and not waited for on their way to
-#: files: the workers need the memory for the next call.
+#: Past this part of the budget, and while what earlier calls left is still being written, their requests are
+#: dropped: the workers need the memory for the next call.
 _HURRY = 1.5
 
 
@@ -71,7 +71,7 @@ class Shelf:
         """`enter`, and leave it to another thread to make room."""
         self.enter(items)
         limit = self.budget_bytes * _HURRY
-        if self.memory_bytes > limit:
+        if self.memory_bytes > limit and self.janitor.busy:
             for name in list(self._older(self._in_memory)):
                 self._drop(name, "saved faster than files take them")
                 if self.memory_bytes <= limit:
