@@ -40,6 +40,7 @@ class Spill:
 
     def __init__(self, directory: str | os.PathLike[str] | None) -> None:
         self._directory = None if directory is None else Path(directory)
+        self._lasting = directory is not None
         self._most_bytes: int | None = None
         self._sizes: dict[Path, int] = {}
         self.nbytes = 0
@@ -54,7 +55,7 @@ class Spill:
         """
         safe = _UNSAFE.sub("_", held.request_id).strip(".")[:_LONGEST] or "request"
         path = self._folder() / f"{safe}-{secrets.token_hex(4)}{TENSORS}"
-        write_held(path, [held])
+        write_held(path, [held], lasting=self._lasting)
         file = read(path)
         tensors = file.held()[0].tensors
         assert isinstance(tensors, FileTensors)
