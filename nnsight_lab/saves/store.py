@@ -293,6 +293,15 @@ class SavesStore:
         self._shelf.budget_bytes = budget_bytes
 
     @property
+    def max_requests(self) -> int:
+        """How many requests it keeps; may be set, and holds from the next call on. 0 keeps that call only."""
+        return self._shelf.max_requests
+
+    @max_requests.setter
+    def max_requests(self, max_requests: int) -> None:
+        self._shelf.max_requests = max_requests
+
+    @property
     def bytes_in_memory(self) -> int:
         """What its tensors take in memory."""
         with self._shelf.lock:

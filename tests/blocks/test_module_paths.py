@@ -72,9 +72,7 @@ def test_names_that_are_modules_are_known_and_others_are_not() -> None:
     roots = roots_of(
         {"m": Envoy("model"), "layer": Envoy("model.model.layers.3"), "x": 3}, {"e": Engine()}, engines=Engine
     )
-    source = (
-        "a = m.lm_head.output\nb = layer.mlp.output\nc = e.model.n.output\nd = x.output\nf = y.a.input"
-    )
+    source = "a = m.lm_head.output\nb = layer.mlp.output\nc = e.model.n.output\nd = x.output\nf = y.a.input"
     assert dict(module_paths(source, roots)) == {
         "a": "lm_head.output",
         "b": "model.layers[3].mlp.output",

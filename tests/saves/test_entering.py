@@ -81,6 +81,9 @@ def test_a_calls_requests_stay_whole_until_the_next_call_and_kept_ones_for_good(
     assert len(store) == 11
     store.enter([arriving("b")])
     assert store.ids() == ["b", "a9", "first"]
+    store.max_requests = 0
+    store.enter([arriving("c"), arriving("d")])
+    assert store.ids() == ["d", "c", "first"]
 
 
 def test_past_the_budget_another_thread_spills_and_memory_is_let_go(tmp_path: Path) -> None:
