@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from nnsight_lab import errors
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Callable, Sequence
 
     from nnsight_lab.engine.estimate import Estimate
@@ -30,6 +31,13 @@ if TYPE_CHECKING:
     from nnsight_lab.engine.status import StartProgress, StopReport
     from nnsight_lab.engine.stream import Stream
     from nnsight_lab.engine.tracer import EditTracer, LabTracer
+    from nnsight_lab.saves.saved_file import SavedFile
+    from nnsight_lab.saves.store import SavesStore
+
+    def saves(engine: str | None = None) -> SavesStore:
+        """The saves of every request of the current engine, by label."""
+else:
+    from nnsight_lab import saves  # a room that can be called, and as light as this file
 
 __version__ = "0.1.0"
 
@@ -45,8 +53,10 @@ __all__ = [
     "generate",
     "get_engine",
     "load_ipython_extension",
+    "read",
     "residual",
     "restart",
+    "saves",
     "start",
     "stop",
     "stream",
@@ -186,6 +196,19 @@ def stream(
     return found
 
 
+def read(path: str | os.PathLike[str]) -> SavedFile:
+    """Open saves that `SavesStore.write` or ``%saves write`` wrote, by the name of either file or their stem.
+
+    Nothing of a tensor is read before it is touched, and no engine is needed.
+
+    Raises:
+        FileRefused: A file is missing, cut off, damaged, or not what it should be; says why.
+    """
+    from nnsight_lab.saves import files  # torch
+
+    return files.read(path)
+
+
 def residual(output: Any) -> Any:
     """The residual stream ``[token, hidden]`` from a decoder layer's ``.output``, fused or not.
 
@@ -198,7 +221,7 @@ def residual(output: Any) -> Any:
 
 
 def load_ipython_extension(shell: Any) -> None:
-    """``%load_ext nnsight_lab``: the ``%%trace``, ``%%edit``, ``%engine`` and ``%edits`` magics."""
+    """``%load_ext nnsight_lab``: ``%%trace``, ``%%edit``, ``%engine``, ``%edits`` and ``%saves``."""
     from nnsight_lab.magics.extension import load_ipython_extension as load
 
     load(shell)

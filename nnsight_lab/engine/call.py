@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from vllm import RequestOutput, SamplingParams
 
     from nnsight_lab.engine.edits import EditVersion
+    from nnsight_lab.engine.homecoming import Parcel
     from nnsight_lab.wire.messages import RequestSaves
 
 
@@ -52,7 +53,10 @@ class LabRequest:
         source: The text of its trace's block; "" where none rides it.
         wants_result: Whether a block may read ``tracer.result``, so the record must go to the worker.
         output: The latest output; the finished one at the end.
+        settings: The sampling settings that were given.
+        block_source: The trace's block as it was written; its names that are modules in ``block_roots``.
         saves: What its blocks saved, once collected.
+        parcels: By sequence and block, those of its saves that came through shared memory.
     """
 
     prompt: Any
@@ -62,9 +66,13 @@ class LabRequest:
     wants_result: bool = False
     source: str = ""
     lora_request: Any = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    block_source: str = ""
+    block_roots: tuple[tuple[str, str], ...] | None = None
     id: str = field(default_factory=lambda: f"lab-{uuid.uuid4().hex[:16]}")
     output: RequestOutput | None = None
     saves: RequestSaves | None = None
+    parcels: dict[tuple[int, str], Parcel] = field(default_factory=dict)
     _completions: dict[int, Any] = field(default_factory=dict)
 
     @property

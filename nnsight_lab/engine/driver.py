@@ -16,7 +16,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from nnsight_lab.engine.call import Call, LabRequest
-from nnsight_lab.engine.homecoming import Homecoming
+from nnsight_lab.engine.homecoming import Homecoming, Parcel
 from nnsight_lab.engine.pace import Pace
 from nnsight_lab.wire.codec import decode, encode
 from nnsight_lab.wire.keys import RELEASE
@@ -124,22 +124,26 @@ def take(requests: Sequence[LabRequest], payloads: Sequence[bytes | None], home:
             merged[found.request_id] = found if known is None else _merged(known, found)
     for request in requests:
         saves = merged.get(request.id)
-        request.saves = None if saves is None else _opened(saves, home)
+        request.parcels = {}
+        request.saves = None if saves is None else _opened(saves, home, request.parcels)
 
 
-def _opened(saves: RequestSaves, home: Homecoming) -> RequestSaves:
-    """``saves`` with what was packed in shared memory opened."""
+def _opened(saves: RequestSaves, home: Homecoming, parcels: dict[tuple[int, str], Parcel]) -> RequestSaves:
+    """``saves`` with what was packed in shared memory opened; by sequence and block it is in ``parcels``."""
+
+    def opened(index: int, block: BlockSaves) -> BlockSaves:
+        if block.packed is None:
+            return block
+        parcel = parcels[index, block.block] = home.open(block.packed)
+        values, parcel.first = {**block.values, **parcel.first}, None
+        return BlockSaves(block.block, values, block.error)
+
     return RequestSaves(
         saves.request_id,
         tuple(
             SequenceSaves(
                 sequence.index,
-                tuple(
-                    block
-                    if block.packed is None
-                    else BlockSaves(block.block, {**block.values, **home.open(block.packed)}, block.error)
-                    for block in sequence.blocks
-                ),
+                tuple(opened(sequence.index, block) for block in sequence.blocks),
             )
             for sequence in saves.sequences
         ),

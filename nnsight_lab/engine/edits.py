@@ -26,10 +26,19 @@ _NAME = re.compile(r"[A-Za-z_][\w.\-]{0,99}")
 
 @dataclass(eq=False)
 class EditVersion:
-    """One version of an edit, as it is installed in the workers."""
+    """One version of an edit, as it is installed in the workers.
+
+    Attributes:
+        number: As `Edit.version` was when it was installed; 0 for a trace's block over many prompts.
+        source: The block as it was written.
+        roots: Its names that are modules of the model.
+    """
 
     name: str
     payload: bytes
+    source: str = ""
+    roots: tuple[tuple[str, str], ...] = ()
+    number: int = 0
     id: str = field(default_factory=lambda: f"edit-{uuid.uuid4().hex[:12]}")
     wants_result: bool = False
     in_flight: int = 0
@@ -165,6 +174,7 @@ class Edits:
         with self._lock:
             old, edit._current = edit._current, version
             edit.version += 1
+            version.number = edit.version
             edit.source = source
             edit.cleared = False
             self._edits[edit.name] = edit

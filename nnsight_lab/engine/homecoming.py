@@ -18,11 +18,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import psutil
+import torch
 
 from nnsight_lab.errors import CellUsageError
 from nnsight_lab.saves import slab
 from nnsight_lab.saves.slab import SlabReader
 from nnsight_lab.saves.slab_files import PREFIX, sweep
+from nnsight_lab.saves.spill import sweep_spills
 from nnsight_lab.wire.codec import encode
 from nnsight_lab.wire.extent import Extent, Packed
 from nnsight_lab.wire.packed import unpack
@@ -98,8 +100,41 @@ def spill_folder() -> Path:
 
 
 def reclaim() -> list[Path]:
-    """Remove slabs of workers that are gone, in memory and on disk."""
-    return sweep([_MEMORY, spill_folder()])
+    """Remove what is left of processes that are gone: slabs in memory and on disk, and spilled saves."""
+    return [*sweep([_MEMORY, spill_folder()]), *sweep_spills()]
+
+
+class Parcel:
+    """A packed value whose memory was opened once, so that it can be rebuilt as often as asked.
+
+    Args:
+        packed: As it came.
+        open_extent: Opens a piece of memory, which is let go with the last tensor over it.
+    """
+
+    def __init__(self, packed: Packed, open_extent: Callable[[Extent], torch.Tensor]) -> None:
+        self._packed = packed
+        self._memory: dict[Extent, torch.Tensor] = {}
+        self._open_extent = open_extent
+        #: The value for the caller, who takes it.
+        self.first = unpack(packed, self._opened)
+        #: What it saved, by name.
+        self.names = frozenset(self.first)
+
+    @property
+    def nbytes(self) -> int:
+        """What its pieces of memory take."""
+        return sum(piece.numel() for piece in self._memory.values())
+
+    def value(self) -> Any:
+        """The value once more: other containers, tensors over the same memory."""
+        return unpack(self._packed, self._opened)
+
+    def _opened(self, extent: Extent) -> torch.Tensor:
+        piece = self._memory.get(extent)
+        if piece is None:
+            piece = self._memory[extent] = self._open_extent(extent)
+        return piece
 
 
 class Room(NamedTuple):
@@ -153,9 +188,9 @@ class Homecoming:
         self._thread = threading.Thread(target=self._run, daemon=True, name="nnsight-lab-saves")
         self._thread.start()
 
-    def open(self, packed: Packed) -> Any:
+    def open(self, packed: Packed) -> Parcel:
         """A packed value; its tensors are views of the worker's memory."""
-        return unpack(packed, self._open)
+        return Parcel(packed, self._open)
 
     def room(self) -> Room:
         """What is left of the budgets, less what the user still looks at.

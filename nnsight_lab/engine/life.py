@@ -17,6 +17,7 @@ from typing_extensions import Self
 
 from nnsight_lab.blocks.stubs import BlockEngine
 from nnsight_lab.engine import homecoming, processes
+from nnsight_lab.engine.arrivals import Origin
 from nnsight_lab.engine.async_driver import AsyncDriver
 from nnsight_lab.engine.config import EngineConfig
 from nnsight_lab.engine.driver import Driver
@@ -28,6 +29,7 @@ from nnsight_lab.engine.status import EngineStatus, StartProgress, StopReport
 from nnsight_lab.engine.sync_driver import SyncDriver
 from nnsight_lab.engine.waiting import Watch, await_, wait
 from nnsight_lab.errors import EngineDied, EngineNotStarted, LabError
+from nnsight_lab.saves.store import SavesStore
 
 #: How long after a failed call a death may take to show.
 _DEATH_SHOWS_S = 1.5
@@ -40,6 +42,7 @@ class EngineLife:
         name: What the manager calls it.
         config: Model, mode and options.
         edits: The edits installed on it.
+        saves: What the requests of its calls saved, by label; lives on when the engine is stopped.
         log: Its log file.
         already_running: Whether the last `nnsight_lab.start` found it alive with the same configuration.
     """
@@ -48,6 +51,7 @@ class EngineLife:
         self.name = name
         self.config = config
         self.edits = Edits(self)
+        self.saves = SavesStore()
         self.already_running = False
         self._state = "stopped"
         self._stop_lock = threading.Lock()
@@ -60,6 +64,7 @@ class EngineLife:
         self._ready_at = 0.0
         self._cause = ""
         self._used = False
+        self._origin = Origin(self.name, self.config)
 
     def start(self, progress: Callable[[StartProgress], None] | None = None) -> Self:
         """Bring the engine up and install its edits.
@@ -75,13 +80,17 @@ class EngineLife:
         if self._used:  # the log of a failed or stopped engine stays until the next start
             self._fresh()
         self._state = "starting"
+        start = Start(self.id, self.config, self.log, self._driver, progress)
         try:
-            Start(self.id, self.config, self.log, self._driver, progress).run()
+            start.run()
         except BaseException:
             self._state = "stopped"
             self._clean_up()
             self._used = True
             raise
+        # The workers put the next call's saves into the other half.
+        self.saves.budget_bytes = start.save_budget_bytes // 2
+        self._origin.tokenizer = getattr(self.model, "tokenizer", None)
         self.model.lab_engine = weakref.proxy(self)
         self._state = "ready"
         self._ready_at = time.monotonic()

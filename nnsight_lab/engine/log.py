@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 from nnsight_lab.engine.processes import engine_processes
+from nnsight_lab.saves.state import state_dir
 
 #: vLLM prefixes: "(EngineCore pid=1) ERROR 11-29 18:00:00 [core.py:1] ".
 _PREFIX = re.compile(r"^(\([^)]*\)\s*)*([A-Z]+ \d\d-\d\d \d\d:\d\d:\d\d \[[^\]]*\]\s?)?")
@@ -46,14 +47,6 @@ _PHASES = (
         "warming up",
     ),
 )
-
-
-def state_dir() -> Path:
-    """Where logs live: ``$XDG_STATE_HOME/nnsight_lab``, only this user's."""
-    base = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
-    path = Path(base) / "nnsight_lab"
-    path.mkdir(parents=True, exist_ok=True, mode=0o700)
-    return path
 
 
 class EngineLog:

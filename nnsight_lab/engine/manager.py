@@ -68,6 +68,7 @@ class EngineManager:
             if known is not None:
                 known.stop()
                 engine.edits.adopt(known.edits)
+                engine.saves = known.saves
             self._engines[name] = engine
             try:
                 engine.start(progress)

@@ -13,7 +13,9 @@ from concurrent.futures import Future
 from typing import Any
 
 from nnsight_lab.blocks.block import Block
+from nnsight_lab.blocks.module_paths import roots_of
 from nnsight_lab.engine import results
+from nnsight_lab.engine.arrivals import arrivals
 from nnsight_lab.engine.call import Call, LabRequest
 from nnsight_lab.engine.edits import EditVersion
 from nnsight_lab.engine.homecoming import size_of
@@ -64,6 +66,9 @@ class EngineService(EngineLife):
             wants_result=wants,
             source="" if block is None else block.source,
             lora_request=lora_request,
+            settings=settings,
+            block_source="" if block is None else block.text,
+            block_roots=None if block is None else _roots(block),
         )
 
     def version_of(self, name: str, block: Block) -> EditVersion:
@@ -74,7 +79,8 @@ class EngineService(EngineLife):
                 "requests without it. Start the engine without enable_prefix_caching=True to edit safely.",
                 stacklevel=6,
             )
-        return EditVersion(name, block.dumps(), wants_result=".result" in block.source)
+        wants_result = ".result" in block.source
+        return EditVersion(name, block.dumps(), block.text, _roots(block), wants_result=wants_result)
 
     def scoped_edit(self, block: Block) -> tuple[EditVersion, Future[list[Any]]]:
         """Install a block for the requests of one call only; `drop` takes it off.
@@ -154,7 +160,11 @@ class EngineService(EngineLife):
     # -- what comes home ------------------------------------------------------------------------
 
     def outputs(self, call: Call) -> list[Any]:
-        """The outputs of a finished call, with ``.saves`` and ``.error`` on each; edits' runs are counted."""
+        """The outputs of a finished call, with ``.saves`` and ``.error`` on each.
+
+        Edits' runs are counted, and what was saved enters the engine's store.
+        """
+        self._enter(call)
         outputs = []
         for request in call.requests:
             if request.output is None:
@@ -167,6 +177,13 @@ class EngineService(EngineLife):
             outputs.append(request.output)
         return outputs
 
+    def _enter(self, call: Call) -> None:
+        """Before the caller gets the values: the store takes copies of their lists and dictionaries."""
+        try:
+            self.saves.enter(arrivals(call, self._origin))
+        except Exception as error:  # a call does not fail for what is kept of it
+            self.saves.missed(len(call.requests), error)
+
     def raise_errors(self, call: Call, outputs: Sequence[Any]) -> None:
         """Raise the first block error of a call's requests, once, with how many failed.
 
@@ -178,3 +195,7 @@ class EngineService(EngineLife):
         error = results.failure([request.saves for request in call.requests], outputs)
         if error is not None:
             raise error from None
+
+
+def _roots(block: Block) -> tuple[tuple[str, str], ...]:
+    return roots_of(block.glbls, block.lcls, engines=EngineLife)

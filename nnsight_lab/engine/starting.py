@@ -49,6 +49,8 @@ class Start:
         self.log = log
         self.driver = driver
         self.progress = progress
+        #: How much shared memory saves may take, once it is known.
+        self.save_budget_bytes = 0
         self._began = time.monotonic()
         self._phase = ""
         self._phase_began = self._began
@@ -72,9 +74,11 @@ class Start:
             own = {name: options.pop(name) for name in homecoming.OPTIONS if name in options}
             check_options(options)
             homecoming.reclaim()
+            settings = homecoming.settings(self.engine_id, own)
+            self.save_budget_bytes = settings["memory_bytes"]
             options["additional_config"] = {
                 **(options.get("additional_config") or {}),
-                SAVES_CONFIG: homecoming.settings(self.engine_id, own),
+                SAVES_CONFIG: settings,
             }
             self.driver.home.limits = options["additional_config"][SAVES_CONFIG]
             pins.check(pins.CLIENT)

@@ -1,4 +1,4 @@
-"""`%engine` and `%edits` lines as the API calls that do the same, for an exported script."""
+"""`%engine`, `%edits` and `%saves` lines as the API calls that do the same, for an exported script."""
 
 from __future__ import annotations
 
@@ -10,7 +10,11 @@ from nnsight_lab.magics.commands import (
     EngineLog,
     ListEdits,
     ListEngines,
+    ListSaves,
+    ReadSaves,
+    SavesCommand,
     StartEngine,
+    WriteSaves,
 )
 
 _BIND_MODEL = "model = engine.model"
@@ -44,6 +48,22 @@ def edits_calls(command: EditsCommand) -> list[str]:
         return [f"{edits}.clear()"]
     method = {"on": "switch_on", "off": "switch_off", "clear": "clear"}[command.action]
     return [f"{edits}[{quoted(name)}].{method}()" for name in command.names]
+
+
+def saves_calls(command: SavesCommand) -> list[str]:
+    """The statements that a `%saves` line stands for."""
+    saves = f"lab.saves({_name(command.engine)})"
+    if isinstance(command, ListSaves):
+        # What other kernels wrote is for a reader, not for a script.
+        return [] if command.files_only else [f"print({saves})"]
+    if isinstance(command, ReadSaves):
+        return [f"{saves}.adopt(lab.read({quoted(command.path)}))"]
+    if isinstance(command, WriteSaves):
+        requests = "".join(f", [{', '.join(map(quoted, command.requests))}]" for _ in command.requests[:1])
+        return [f"{saves}.write({quoted(command.path)}{requests})"]
+    if not command.requests:
+        return [f"{saves}.clear()"]
+    return [f"{saves}.{command.action}({quoted(name)})" for name in command.requests]
 
 
 def quoted(source: str) -> str:

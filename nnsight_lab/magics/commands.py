@@ -1,4 +1,4 @@
-"""What a `%engine` or `%edits` line says, as data.
+"""What a `%engine`, `%edits` or `%saves` line says, as data.
 
 One reading serves two readers: `lines` runs a command, `export` writes the API call that does the same.
 Values are Python source (see `arguments`). A wrong line is one plain line with the nearest sub-command and
@@ -28,6 +28,14 @@ EDITS_FORMS: dict[str, str] = {
     "on": "%edits on NAME …",
     "off": "%edits off NAME …",
     "clear": "%edits clear NAME … (or --all)",
+}
+#: Every sub-command of `%saves`, with its correct form.
+SAVES_FORMS: dict[str, str] = {
+    "write": "%saves write PATH [REQUEST …]",
+    "read": "%saves read PATH",
+    "keep": "%saves keep REQUEST …",
+    "drop": "%saves drop REQUEST … (or all)",
+    "files": "%saves files",
 }
 #: How many lines `%engine log` shows.
 LOG_LINES = 40
@@ -79,8 +87,43 @@ class SwitchEdits:
     engine: str | None = None
 
 
+@dataclass(frozen=True)
+class ListSaves:
+    """`%saves`, and `%saves files`, which leaves out what is in memory."""
+
+    engine: str | None = None
+    files_only: bool = False
+
+
+@dataclass(frozen=True)
+class WriteSaves:
+    """`%saves write PATH [REQUEST …]`; no requests for all."""
+
+    path: str
+    requests: tuple[str, ...] = ()
+    engine: str | None = None
+
+
+@dataclass(frozen=True)
+class ReadSaves:
+    """`%saves read PATH`."""
+
+    path: str
+    engine: str | None = None
+
+
+@dataclass(frozen=True)
+class MarkSaves:
+    """`%saves keep|drop REQUEST …`; no requests for `drop all`."""
+
+    action: Literal["keep", "drop"]
+    requests: tuple[str, ...]
+    engine: str | None = None
+
+
 EngineCommand = StartEngine | NamedEngine | ListEngines | EngineLog
 EditsCommand = ListEdits | SwitchEdits
+SavesCommand = ListSaves | WriteSaves | ReadSaves | MarkSaves
 
 
 def read_engine(line: str) -> EngineCommand:
@@ -132,6 +175,39 @@ def read_edits(line: str) -> EditsCommand:
     if action == "off":
         return SwitchEdits("off", names, engine)
     return SwitchEdits("clear", names, engine)
+
+
+def read_saves(line: str) -> SavesCommand:
+    """Reads a `%saves` line; an empty one asks for the table.
+
+    Raises:
+        CellUsageError: It is not one of `SAVES_FORMS`.
+    """
+    first = line.split(None, 1)[0] if line.split() else ""
+    if not first or first.startswith("engine="):
+        form = "%saves [engine=NAME]"
+        arguments = read_arguments(line, form=form)
+        _refuse_more(arguments, 0, form, options=("engine",))
+        return ListSaves(arguments.options.get("engine"))
+    action, rest = _split("%saves", line, SAVES_FORMS)
+    form = SAVES_FORMS[action]
+    arguments = read_arguments(rest, form=form)
+    words = tuple(text_expression(word) for word in arguments.words)
+    most = {"files": 0, "read": 1}.get(action, len(words))
+    _refuse_more(arguments, most, form, options=() if action == "files" else ("engine",))
+    engine = arguments.options.get("engine")
+    if action == "files":
+        return ListSaves(files_only=True)
+    if not words:
+        wants = "a path" if action in ("write", "read") else "a request"
+        raise CellUsageError(f"%saves {action} needs {wants}. Write: {form}")
+    if action == "write":
+        return WriteSaves(words[0], words[1:], engine)
+    if action == "read":
+        return ReadSaves(words[0], engine)
+    if action == "keep":
+        return MarkSaves("keep", words, engine)
+    return MarkSaves("drop", () if arguments.words == ("all",) else words, engine)
 
 
 def _read_start(rest: str) -> StartEngine:

@@ -1,4 +1,5 @@
-"""Completion in `%%trace` and `%%edit` cells, and on `%engine` and `%edits` lines.
+"""Completion in `%%trace` and `%%edit` cells, and on `%engine`, `%edits` and
+`%saves` lines.
 
 The kernel's own completion knows the user's variables, and so the envoys of a model; it knows neither
 `tracer` and `edit`, which the header binds, nor names bound in the body. The hard fact behind this file:
@@ -17,7 +18,7 @@ import jedi  # type: ignore[import-untyped]
 from IPython.core.completer import CompletionContext, SimpleCompletion, SimpleMatcherResult, context_matcher
 from IPython.core.interactiveshell import InteractiveShell
 
-from nnsight_lab.magics.commands import EDITS_FORMS, ENGINE_FORMS
+from nnsight_lab.magics.commands import EDITS_FORMS, ENGINE_FORMS, SAVES_FORMS
 from nnsight_lab.magics.contract import lab
 from nnsight_lab.magics.envoys import members
 from nnsight_lab.magics.shapes import EditShape, TracerShape
@@ -136,7 +137,7 @@ class CellMatcher:
 
 
 class LineMatcher:
-    """Completes `%engine` and `%edits` lines, in any cell."""
+    """Completes `%engine`, `%edits` and `%saves` lines, in any cell."""
 
     def __init__(self, shell: InteractiveShell) -> None:
         self._shell = shell
@@ -153,6 +154,10 @@ class LineMatcher:
             found = _engine_words(earlier, current)
         elif words[0] in ("%edits", "edits") and _is_magic(context, words[0], self._shell):
             found = _edits_words(earlier)
+        elif words[0] in ("%saves", "saves") and _is_magic(context, words[0], self._shell):
+            if earlier and earlier[0] in ("write", "read") and len(earlier) == 1:
+                return _nothing()  # a path: IPython's own
+            found = _saves_words(earlier)
         else:
             return _nothing()
         return _result(context.token, found, suppress=True)
@@ -188,6 +193,20 @@ def _edits_words(earlier: Sequence[str]) -> list[_Found]:
         return []
     names = [_Found(name, "edit") for name in _edit_names() if name not in earlier]
     return [*names, _Found("--all", "param")] if earlier == ["clear"] else names
+
+
+def _saves_words(earlier: Sequence[str]) -> list[_Found]:
+    if not earlier:
+        return [_Found(action, "magic") for action in SAVES_FORMS]
+    if earlier[0] not in ("write", "keep", "drop"):
+        return []
+    requests = [_Found(name, "request") for name in _request_ids() if name not in earlier]
+    return [*requests, _Found("all", "param")] if list(earlier) == ["drop"] else requests
+
+
+def _request_ids() -> list[str]:
+    package = lab()
+    return package.get_engine().saves.ids()[:_LIMIT] if package.engines() else []
 
 
 def _engine_names() -> list[str]:

@@ -1,10 +1,11 @@
 """A notebook as a plain Python script that does the same.
 
-Cells of ours become the `with lab.trace(...)` they stand for, `%engine` and `%edits` lines the calls they
-make; every other magic is left as a comment that says so. Two hard facts shape the script. vLLM starts
-processes that import the script again, so everything but imports is below `if __name__ == "__main__":`.
-And a notebook's names are globals, which nnsight's saves are written into, so the cells stay at module
-level there; only a notebook that awaits at top level, which a module cannot, goes into an `async def main`.
+Cells of ours become the `with lab.trace(...)` they stand for, `%engine`, `%edits` and `%saves` lines the
+calls they make; every other magic is left as a comment that says so. Two hard facts shape the script. vLLM
+starts processes that import the script again, so everything but imports is below
+`if __name__ == "__main__":`. And a notebook's names are globals, which nnsight's saves are written into, so
+the cells stay at module level there; only a notebook that awaits at top level, which a module cannot, goes
+into an `async def main`.
 
 What comes out is always valid Python: a cell that is none is kept as a comment, with the reason.
 """
@@ -21,18 +22,23 @@ from typing import Any
 
 from nnsight_lab.errors import CellUsageError, PlainError
 from nnsight_lab.magics import header as headers
-from nnsight_lab.magics.calls import edits_calls, engine_calls
-from nnsight_lab.magics.commands import read_edits, read_engine
+from nnsight_lab.magics.calls import edits_calls, engine_calls, saves_calls
+from nnsight_lab.magics.commands import read_edits, read_engine, read_saves
 from nnsight_lab.magics.header import TARGETS, Header, Place
 from nnsight_lab.magics.scanner import LogicalLine, is_blank, logical_lines, split_lines
 from nnsight_lab.magics.transform import INDENT, indented, transform
 
 _LOAD_OURS = re.compile(r"%(?:re)?load_ext\s+nnsight_lab\b")
-_OURS = re.compile(r"%(engine|edits)(?=\s|$)(.*)", re.DOTALL)
+_OURS = re.compile(r"%(engine|edits|saves)(?=\s|$)(.*)", re.DOTALL)
 _TIMED_LINE = re.compile(r"%time\s+(.+)", re.DOTALL)
 _HELP = re.compile(r"\s*(?:\?.*|[\w.%*]+\?{1,2}|\?{1,2}[\w.%*]+)\s*$")
 #: Cell magics whose cell is Python all the same.
 _AROUND_PYTHON = re.compile(r"%%(?:time|capture)\b")
+_CALLS: dict[str, Callable[[str], list[str]]] = {
+    "engine": lambda line: engine_calls(read_engine(line)),
+    "edits": lambda line: edits_calls(read_edits(line)),
+    "saves": lambda line: saves_calls(read_saves(line)),
+}
 _AWAITING = (ast.Await, ast.AsyncFor, ast.AsyncWith)
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 
@@ -229,14 +235,11 @@ def _escape(text: Sequence[str]) -> list[str]:
     timed = _TIMED_LINE.match(line)
     if ours:
         try:
-            calls = (
-                engine_calls(read_engine(ours[2]))
-                if ours[1] == "engine"
-                else edits_calls(read_edits(ours[2]))
-            )
+            calls = _CALLS[ours[1]](ours[2])
         except CellUsageError as error:
             return _left_out(line, indent, f" (left out: {error})")
-        return [f"{indent}{call}\n" for call in calls]
+        if calls:
+            return [f"{indent}{call}\n" for call in calls]
     if timed and not isinstance(_parsed(timed[1]), SyntaxError):
         return [f"{indent}{timed[1]}\n"]
     return _left_out(line, indent, "  (a notebook's; left out)")

@@ -51,6 +51,7 @@ class Extension:
         lines = LineMagics(shell)
         self._register("line", "engine", lines.engine)
         self._register("line", "edits", lines.edits)
+        self._register("line", "saves", lines.saves)
         self._register("cell", "trace", stubs.trace)
         self._register("cell", "edit", stubs.edit)
         shell.Completer.custom_matchers.extend(self._matchers)

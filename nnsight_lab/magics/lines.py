@@ -1,4 +1,4 @@
-"""`%engine` and `%edits`: the engine and its edits from a line of a notebook.
+"""`%engine`, `%edits` and `%saves`: the engine, its edits and what was saved, from a line of a notebook.
 
 Each sub-command is one call of the API, and its answer one sentence or one small table. An engine's start
 takes from seconds to minutes, so it shows one line that moves: a start without a sign of life is
@@ -27,16 +27,18 @@ from nnsight_lab.magics.commands import (
     SwitchEdits,
     read_edits,
     read_engine,
+    read_saves,
 )
 from nnsight_lab.magics.contract import Engine, StartProgress, chosen_engine, lab
 from nnsight_lab.magics.drawing import Canvas, Drawing, sentence, show, table
+from nnsight_lab.magics.saves_line import run_saves
 
 #: As people write them.
 _DEVICES = {"cpu": "CPU", "cuda": "GPU"}
 
 
 class LineMagics:
-    """The two line magics, bound to a shell."""
+    """The line magics, bound to a shell."""
 
     def __init__(self, shell: InteractiveShell) -> None:
         self._shell = shell
@@ -85,6 +87,25 @@ class LineMagics:
             show(edits_table(engine))
             return
         self._switch(engine, command)
+
+    @no_var_expand
+    def saves(self, line: str = "") -> Any:
+        """Shows, writes and finds what requests saved.
+
+        %saves                             the newest saves, then the files that were written
+        %saves write PATH [REQUEST …]      writes them, or those of some requests: PATH.safetensors and its
+                                           labels, PATH.json
+        %saves read PATH                   takes a file's saves in, and gives the file: `f = %saves read PATH`
+        %saves keep REQUEST …              never spills nor drops them
+        %saves drop REQUEST …              lets go of them, in memory and on disk
+        %saves drop all                    lets go of everything
+        %saves files                       the files that were written, by other kernels too
+
+        A request is named by its id (`output.request_id`), or as much of it as no other begins with.
+        `engine=NAME` at the end of any but the last names another engine than the current one. In Python:
+        `engine.saves`, `lab.read(PATH)`.
+        """
+        return run_saves(read_saves(line), self._shell.user_ns)
 
     def _start(self, command: StartEngine) -> None:
         model = evaluate(command.model, self._shell.user_ns)

@@ -90,8 +90,14 @@ def write(
     return write_held(pair(path)[0], requests)
 
 
-def write_held(tensors_path: Path, requests: list[Held]) -> Path:
-    """Write requests as a store keeps them; one tensor at a time is copied, and only where it has gaps."""
+def write_held(tensors_path: Path, requests: list[Held], *, lasting: bool = True) -> Path:
+    """Write requests as a store keeps them; one tensor at a time is copied, and only where it has gaps.
+
+    Args:
+        tensors_path: The safetensors file.
+        requests: What goes in.
+        lasting: Whether the files must outlive a power cut, so that their way to the disk is waited for.
+    """
     labels_path = tensors_path.with_suffix(LABELS)
     names = tensor_names(requests)
     specs = {
@@ -115,14 +121,15 @@ def write_held(tensors_path: Path, requests: list[Held]) -> Path:
                 memory = memory_of(readers[id(held)](handle))
                 if memory.size:
                     file.write(memory.reshape(-1).view(np.uint8).data)
-            _flush(file)
+            _flush(file, lasting)
         with open(labels_now, "xb") as file:
             file.write(text)
-            _flush(file)
+            _flush(file, lasting)
         labels_path.unlink(missing_ok=True)
         tensors_now.rename(tensors_path)
         labels_now.rename(labels_path)
-    _flush_directory(tensors_path.parent)
+    if lasting:
+        _flush_directory(tensors_path.parent)
     return tensors_path
 
 
@@ -211,9 +218,10 @@ def _unfinished(path: Path) -> Iterator[Path]:
         name.unlink(missing_ok=True)
 
 
-def _flush(file: Any) -> None:
+def _flush(file: Any, lasting: bool) -> None:
     file.flush()
-    os.fsync(file.fileno())
+    if lasting:
+        os.fsync(file.fileno())
 
 
 def _flush_directory(path: Path) -> None:

@@ -1,10 +1,11 @@
 """The saves of many requests, kept within a budget of memory and asked for by label.
 
 A research kernel runs for days and saves gigabytes an hour. So what is put here costs no copy and no
-statistics; what does not fit in memory goes to files whole requests at a time, the least recently used
-first, and is mapped back when it is asked for; what is dropped is gone. The budget counts the bytes of
-tensors that the store holds: a tensor that a notebook variable holds as well is freed when both let go.
-Its tensors are those that were put: changing one in place changes the store's, and its summary may be older.
+statistics; what an engine enters is not even taken apart before somebody asks; what does not fit in memory
+goes to files whole requests at a time, the least recently used first, and is mapped back when it is asked
+for; what is dropped is gone. The budget counts the bytes of tensors that the store holds: a tensor that a
+notebook variable holds as well is freed when both let go. Its tensors are over the memory of those that were
+put: changing one in place changes the store's, and its summary may be older.
 """
 
 from __future__ import annotations
@@ -14,11 +15,14 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 
-from nnsight_lab.errors import CannotTravel, FileRefused, OverBudget, SaveNotFound, nearest
+from nnsight_lab.errors import CannotTravel, FileRefused, OverBudget, SaveNotFound, SavesError, nearest
+from nnsight_lab.saves import files
+from nnsight_lab.saves.arrival import Arrival
 from nnsight_lab.saves.budget import default_budget_bytes
 from nnsight_lab.saves.held import Blocks, Held, Slot, hold
 from nnsight_lab.saves.label import SaveKey, SaveLabel, key_of
@@ -30,10 +34,11 @@ from nnsight_lab.saves.saved_file import SavedFile, selected
 from nnsight_lab.saves.shelf import Shelf
 from nnsight_lab.saves.spill import Spill
 from nnsight_lab.saves.summary import Summary, summarize
-from nnsight_lab.saves.table import as_html, rows_of, shown
+from nnsight_lab.saves.table import ROWS, Row, as_html, rows_of, shown
+from nnsight_lab.saves.written import note
 
 #: So that a kernel that runs for days stays flat.
-MAX_REQUESTS = 10_000
+MAX_REQUESTS = 1_000
 _NAMED = 4
 
 T = TypeVar("T")
@@ -65,7 +70,8 @@ class SavesStore:
         budget_bytes: What its tensors may take in memory; half of what is free now, where it is None.
         spill_dir: Where requests go that do not fit; files there outlive the process. A temporary
             directory, gone with the store, where it is None.
-        max_requests: Past that many the oldest is dropped, from disk too, unless it was marked by `keep`.
+        max_requests: Past that many the oldest is dropped, from disk too, unless it was marked by `keep` or
+            is of the newest call.
     """
 
     def __init__(
@@ -105,7 +111,7 @@ class SavesStore:
         common_tree(common)  # refused here rather than when it is spilled
         held = hold(request_id, saves, common, module_paths or {})
         with self._shelf.lock:
-            self._shelf.enter(held)
+            self._shelf.enter([held])
         try:
             self._shelf.make_room()
         except (OSError, CannotTravel) as error:
@@ -115,12 +121,25 @@ class SavesStore:
             raise _over_budget(held, self.budget_bytes, error) from error
         return self._described(held)
 
+    def enter(self, arrivals: Sequence[Arrival]) -> None:
+        """Take in the requests of one call as they came home: a moment each, whatever they saved.
+
+        Room is made by another thread, which drops what it cannot write; the repr says how many.
+        """
+        if arrivals:
+            with self._shelf.lock:
+                self._shelf.enter_cheaply(arrivals)
+
+    def missed(self, count: int, error: Exception) -> None:
+        """Note that so many requests could not be entered; the repr says so."""
+        with self._shelf.lock:
+            self._shelf.dropped[f"{type(error).__name__}: {error!s:.120}"] += count
+
     def adopt(self, file: SavedFile) -> list[StoredRequest]:
         """Take in what `files.read` or `files.find` found; its file is never deleted here."""
         found = file.held()
         with self._shelf.lock:
-            for held in found:
-                self._shelf.enter(held)
+            self._shelf.enter(found)
         return [self._described(held) for held in found]
 
     def keep(self, request_id: str, on: bool = True) -> None:
@@ -130,7 +149,7 @@ class SavesStore:
             SaveNotFound: There is no such request.
         """
         with self._shelf.lock:
-            self._find(request_id)
+            self._known(request_id)
             if on:
                 self._shelf.kept.add(request_id)
             else:
@@ -146,7 +165,7 @@ class SavesStore:
         """
         if isinstance(what, str):
             with self._shelf.lock:
-                self._find(what)
+                self._known(what)
                 self._shelf.forget(what)
             return
         slots: dict[str, set[Slot]] = {}
@@ -161,6 +180,7 @@ class SavesStore:
         with self._shelf.lock:
             for request_id in list(self._shelf.requests):
                 self._shelf.forget(request_id)
+            self._shelf.spill.unlink()
 
     # -- asking --------------------------------------------------------------------------------
 
@@ -174,14 +194,9 @@ class SavesStore:
         step: int | None = None,
     ) -> list[SaveLabel]:
         """The labels that fit, newest request first; nothing is loaded."""
-        with self._shelf.lock:
-            if request_id is None:
-                found = list(reversed(self._shelf.requests.values()))
-            else:
-                found = [self._shelf.requests[request_id]] if request_id in self._shelf.requests else []
         return [
             label
-            for held in found
+            for held in self._all(None if request_id is None else [request_id])
             for slot, save in held.saves.items()
             if (block is None or slot.block == block)
             and (name is None or slot.name == name)
@@ -232,13 +247,59 @@ class SavesStore:
 
     def held(self, labels: Iterable[SaveLabel | SaveKey] | None = None) -> list[Held]:
         """What `files.write` writes, oldest request first."""
-        with self._shelf.lock:
-            return selected(dict(self._shelf.requests), labels)
+        if labels is None:
+            return list(self._all())[::-1]
+        listed = [key_of(label) for label in labels]
+        wanted = dict.fromkeys(key.request_id for key in listed)
+        return selected({held.request_id: held for held in self._all(wanted)}, listed)
+
+    def write(
+        self,
+        path: str | os.PathLike[str],
+        requests: str | SaveLabel | SaveKey | Iterable[str | SaveLabel | SaveKey] | None = None,
+    ) -> Path:
+        """Write saves to ``path`` (``x`` or ``x.safetensors``), and their labels to ``x.json``.
+
+        Files of those names are replaced, whole or not at all. Any safetensors reader opens the first,
+        `nnsight_lab.read` both, and ``%saves`` of another kernel finds them.
+
+        Args:
+            path: Its directory is made where it is not there.
+            requests: Ids of requests, or labels of saves; everything where it is None.
+
+        Returns:
+            The safetensors file.
+
+        Raises:
+            SaveNotFound: A request or a save is not here, or nothing is.
+            CannotTravel: They hold more plain numbers than a label file takes.
+            OSError: The disk is full, or it may not be written; nothing is left behind.
+        """
+        held = self.held() if requests is None else self._chosen(requests)
+        if not held:
+            raise SaveNotFound("There is nothing to write: no saves are kept.")
+        written = files.write_held(files.pair(path)[0], held).absolute()
+        self._follow(written)
+        note(written)
+        return written
 
     @property
     def budget_bytes(self) -> int:
-        """What its tensors may take in memory."""
+        """What its tensors may take in memory; may be set, and holds from the next request on."""
         return self._shelf.budget_bytes
+
+    @budget_bytes.setter
+    def budget_bytes(self, budget_bytes: int) -> None:
+        self._shelf.budget_bytes = budget_bytes
+
+    @property
+    def max_requests(self) -> int:
+        """How many requests it keeps; may be set, and holds from the next call on. 0 keeps that call only."""
+        return self._shelf.max_requests
+
+    @max_requests.setter
+    def max_requests(self, max_requests: int) -> None:
+        self._shelf.max_requests = max_requests
 
     @property
     def bytes_in_memory(self) -> int:
@@ -252,6 +313,11 @@ class SavesStore:
         with self._shelf.lock:
             return self._shelf.spill.nbytes
 
+    def ids(self) -> list[str]:
+        """The ids of its requests, newest first; what vLLM calls ``output.request_id``."""
+        with self._shelf.lock:
+            return list(reversed(self._shelf.requests))
+
     def __len__(self) -> int:
         return len(self._shelf.requests)
 
@@ -260,31 +326,92 @@ class SavesStore:
 
     def __iter__(self) -> Iterator[StoredRequest]:
         """The requests, newest first."""
-        with self._shelf.lock:
-            found = list(reversed(self._shelf.requests.values()))
-        return (self._described(held) for held in found)
+        return (self._described(held) for held in self._all())
 
     def __repr__(self) -> str:
+        with self._shelf.lock:
+            dropped = dict(self._shelf.dropped)
+        lost = "".join(
+            f", dropped {count:,} request{'s' if count > 1 else ''}: {why}" for why, count in dropped.items()
+        )
         return (
             f"<SavesStore: {len(self):,} requests, {shown(self.bytes_in_memory)} in memory (of "
-            f"{shown(self.budget_bytes)}), {shown(self.bytes_on_disk)} on disk>"
+            f"{shown(self.budget_bytes)}), {shown(self.bytes_on_disk)} on disk{lost}>"
         )
 
     def _repr_html_(self) -> str:
-        with self._shelf.lock:
-            found = list(reversed(self._shelf.requests.values()))
-        rows = rows_of(save.labels for held in found for save in held.saves.values())
-        count = sum(len(held.saves) for held in found)
-        return as_html(repr(self).strip("<>"), rows, count - len(rows))
+        rows, more = self.rows()
+        return as_html(repr(self).strip("<>"), rows, more)
+
+    def rows(self, most: int = ROWS) -> tuple[list[Row], str]:
+        """The newest saved values as rows of a table, and what is not among them, in words."""
+        rows: list[Row] = []
+        values = requests = 0
+        names = self.ids()
+        for held in self._all(names):
+            requests += 1
+            found = rows_of((save.labels for save in held.saves.values()), most - len(rows))
+            rows += found
+            values += len(held.saves) - len(found)
+            if len(rows) >= most:
+                break
+        left = max(len(names) - requests, 0)
+        parts = [f"{values:,} more" if values else "", f"{left:,} more requests" if left else ""]
+        return rows, " and ".join(part for part in parts if part)
 
     # -- inside --------------------------------------------------------------------------------
 
-    def _find(self, request_id: str) -> Held:
-        held = self._shelf.requests.get(request_id)
-        if held is None:
+    def _all(self, names: Iterable[str] | None = None) -> Iterator[Held]:
+        """Requests by name, those that are here; all of them, newest first, where ``names`` is None."""
+        for name in self.ids() if names is None else names:
+            try:
+                held = self._shelf.taken_apart(name)
+            except SavesError:  # it was dropped, and the repr says why
+                continue
+            if held is not None:
+                yield held
+
+    def _chosen(self, which: str | SaveLabel | SaveKey | Iterable[str | SaveLabel | SaveKey]) -> list[Held]:
+        keys: list[SaveLabel | SaveKey] = []
+        for one in (which,) if isinstance(which, (str, SaveLabel, SaveKey)) else which:
+            if isinstance(one, str):
+                keys += [SaveKey(one, *slot) for slot in self._held(one).saves]
+            else:
+                keys.append(one)
+        return self.held(keys)
+
+    def _follow(self, written: Path) -> None:
+        """Requests adopted from a file that was just replaced are read from the new one, or are gone."""
+        with self._shelf.lock:
+            stale = [
+                held
+                for held in self._shelf.requests.values()
+                if isinstance(held, Held)
+                and isinstance(held.tensors, FileTensors)
+                and held.tensors.path.absolute() == written
+            ]
+        if not stale:
+            return
+        fresh = {held.request_id: held for held in files.read(written).held()}
+        with self._shelf.lock:
+            for held in stale:
+                if held.request_id in fresh:
+                    self._shelf.replace(held, fresh[held.request_id])
+                elif self._shelf.requests.get(held.request_id) is held:
+                    self._shelf.forget(held.request_id)
+
+    def _known(self, request_id: str) -> None:
+        if request_id not in self._shelf.requests:
             raise SaveNotFound(
                 f"Nothing is kept of request {request_id!r}.{nearest(request_id, self._recent())}"
             )
+
+    def _held(self, request_id: str) -> Held:
+        held = self._shelf.taken_apart(request_id)
+        if held is None:
+            with self._shelf.lock:
+                self._known(request_id)
+            return self._held(request_id)  # it came in between
         return held
 
     def _recent(self) -> list[str]:
@@ -292,8 +419,8 @@ class SavesStore:
 
     def _ask(self, request_id: str, question: Callable[[Held], T]) -> T:
         while True:
+            held = self._held(request_id)
             with self._shelf.lock:
-                held = self._find(request_id)
                 tensors = held.tensors
                 self._shelf.touch(request_id)
             try:

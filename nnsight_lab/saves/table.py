@@ -7,6 +7,7 @@ reads on light and dark alike and in a saved notebook.
 from __future__ import annotations
 
 import html
+import time
 from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Final, NamedTuple
@@ -14,6 +15,7 @@ from typing import Final, NamedTuple
 from nnsight_lab.saves.label import SaveLabel
 
 ROWS: Final = 20
+_PROMPT_CHARS: Final = 40
 _BORDER = "border-bottom:1px solid var(--jp-border-color2, currentColor)"
 _CELL = "padding:2px 10px 2px 0;text-align:left;color:inherit;background:transparent"
 
@@ -27,6 +29,8 @@ class Row(NamedTuple):
     shape: str
     dtype: str
     size: str
+    prompt: str
+    age: str
 
 
 def shown(nbytes: int) -> str:
@@ -37,9 +41,18 @@ def shown(nbytes: int) -> str:
     return f"{nbytes} B"
 
 
-def rows_of(saves: Iterable[Sequence[SaveLabel]]) -> list[Row]:
-    """A row per saved value, given the labels of each; the first `ROWS`."""
-    return [_row(labels) for labels in islice((labels for labels in saves if labels), ROWS)]
+def age(created_s: float) -> str:
+    """How long ago that was, from seconds since 1970: ``"5 s"``, ``"3 min"``, ``"2 h"``, ``"4 d"``."""
+    seconds = max(time.time() - created_s, 0.0)
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def rows_of(saves: Iterable[Sequence[SaveLabel]], most: int = ROWS) -> list[Row]:
+    """A row per saved value, given the labels of each; the first ``most``."""
+    return [_row(labels) for labels in islice((labels for labels in saves if labels), most)]
 
 
 def _row(labels: Sequence[SaveLabel]) -> Row:
@@ -58,17 +71,24 @@ def _row(labels: Sequence[SaveLabel]) -> Row:
         shape,
         ", ".join(sorted(dtypes)),
         shown(sum(label.bytes for label in labels)) if tensors else "",
+        _beginning(first.prompt),
+        age(first.created),
     )
 
 
-def as_html(title: str, rows: Sequence[Row], more: int) -> str:
-    """The table, and how many saved values are not in it."""
+def _beginning(text: str) -> str:
+    line = " ".join(text[: 2 * _PROMPT_CHARS].split())
+    return line if len(line) <= _PROMPT_CHARS else f"{line[: _PROMPT_CHARS - 1]}…"
+
+
+def as_html(title: str, rows: Sequence[Row], more: str) -> str:
+    """The table, and in words what is not in it."""
     head = "".join(f'<th style="{_CELL};{_BORDER}">{name}</th>' for name in Row._fields)
     body = "".join(
         "<tr>" + "".join(f'<td style="{_CELL}">{html.escape(cell)}</td>' for cell in row) + "</tr>"
         for row in rows
     )
-    rest = f"<div>and {more:,} more</div>" if more else ""
+    rest = f"<div>and {html.escape(more)}</div>" if more else ""
     return (
         f'<div style="color:var(--jp-ui-font-color1, inherit)"><div>{html.escape(title)}</div>'
         f'<table style="border-collapse:collapse"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'

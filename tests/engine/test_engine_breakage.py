@@ -108,7 +108,7 @@ def test_an_exception_whose_text_fails_or_is_endless_comes_home_in_words(engine)
         raise ValueError("y" * 100_000)
 
 
-def test_what_a_trace_saved_is_freed_with_its_last_name_and_not_by_the_collector(engine):
+def test_what_a_trace_saved_is_freed_with_its_last_name_and_the_store_not_by_the_collector(engine):
     import gc
 
     model = engine.model
@@ -118,6 +118,7 @@ def test_what_a_trace_saved_is_freed_with_its_last_name_and_not_by_the_collector
             kept = model.model.layers[0].output[0].save()
         seen = weakref.ref(kept)
         del kept
+        engine.saves.clear()
         assert seen() is None
     finally:
         gc.enable()

@@ -2,7 +2,8 @@
 
 It captures a block the way nnsight does (source from `linecache`, the `with` at the frame's line, the body
 skipped by a trace hook, saved names pushed into the frame), and runs it in place. `.save()` is a function
-here: `save(x)`. Used in the tests' own process and inside real kernels, so it imports nothing but Python.
+here: `save(x)`. Used in the tests' own process and inside real kernels, so it imports nothing but
+Python when it is loaded.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from types import FrameType
 from typing import Any
 
@@ -263,6 +265,12 @@ class Engine:
         self.log = Log()
         self.calls: list[tuple[list[str], dict[str, Any]]] = []
         self.delay_s = 0.0
+
+    @cached_property
+    def saves(self) -> Any:
+        from nnsight_lab.saves.store import SavesStore  # the real one: it needs no engine
+
+        return SavesStore()
 
     def status(self) -> EngineStatus:
         return EngineStatus(self.name, "ready", self.model.repo, self.mode, "cpu", "float32", up_s=720.0)

@@ -73,6 +73,10 @@ def test_the_body_offers_what_the_engines_own_tracer_has(complete: Any, lab: fak
         ("%engine start demo --re|", "--restart"),
         ("%engine start d|", "demo"),
         ("x = 1\n%engine stop ma|", "main"),
+        ("%saves wr|", "write"),
+        ("%saves drop lab-|", "lab-1a"),
+        ("%saves drop a|", "all"),
+        ("%saves write file |", "lab-1a"),
         ("%edits o|", "off"),
         ("%edits on |", "probe-2.1"),
         ("%edits on probe-2.|", "probe-2.1"),
@@ -84,6 +88,7 @@ def test_first_lines_and_line_magics_offer_their_options(
 ) -> None:
     engine = lab.start("demo")
     engine.edits.known["probe-2.1"] = fakes.Edit(engine, "probe-2.1")
+    engine.saves.put("lab-1a", [{"trace": {"x": 1}}])
     assert offered in complete(cell)
 
 
