@@ -161,9 +161,9 @@ def _arrival(request: LabRequest, origin: Origin, created: float) -> Arrival | N
         for block in sequence.blocks:
             if not block.values:
                 continue
-            parcel = request.parcels.get((sequence.index, block.block))
             inline = block.values
-            if parcel is not None:
+            # The earliest rank's last: it wins where two have a name.
+            for parcel in reversed(request.parcels.get((sequence.index, block.block), ())):
                 # What came in the parcel is rebuilt from it; the rest rode the reply.
                 inline = {name: value for name, value in inline.items() if name not in parcel.names}
                 pieces.append(_Kept(sequence.index, block.block, parcel.value))

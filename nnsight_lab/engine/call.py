@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from vllm import RequestOutput, SamplingParams
 
     from nnsight_lab.engine.edits import EditVersion
-    from nnsight_lab.engine.homecoming import Parcel
+    from nnsight_lab.engine.homecoming import Parcels
     from nnsight_lab.wire.messages import RequestSaves
 
 
@@ -72,7 +72,7 @@ class LabRequest:
     id: str = field(default_factory=lambda: f"lab-{uuid.uuid4().hex[:16]}")
     output: RequestOutput | None = None
     saves: RequestSaves | None = None
-    parcels: dict[tuple[int, str], Parcel] = field(default_factory=dict)
+    parcels: Parcels = field(default_factory=dict)
     _completions: dict[int, Any] = field(default_factory=dict)
 
     @property

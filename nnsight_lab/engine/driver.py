@@ -16,7 +16,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from nnsight_lab.engine.call import Call, LabRequest
-from nnsight_lab.engine.homecoming import Homecoming, Parcel
+from nnsight_lab.engine.homecoming import Homecoming, Parcels
 from nnsight_lab.engine.pace import Pace
 from nnsight_lab.wire.codec import decode, encode
 from nnsight_lab.wire.keys import RELEASE
@@ -114,27 +114,29 @@ def records(requests: Sequence[LabRequest]) -> bytes | None:
 def take(requests: Sequence[LabRequest], payloads: Sequence[bytes | None], home: Homecoming) -> None:
     """Give each request what the ranks collected for it.
 
-    The earliest rank that reports a block's value wins; under tensor parallelism the others hold
-    the same one, under pipeline parallelism only one holds it.
+    The earliest rank that reports a value wins; under tensor parallelism one rank reports it, under
+    pipeline parallelism each stage those that it has.
     """
     merged: dict[str, RequestSaves] = {}
+    parcels: dict[str, Parcels] = {}
     for payload in payloads:
         for found in decode(payload) if payload else ():
+            seen = _opened(found, home, parcels.setdefault(found.request_id, {}))
             known = merged.get(found.request_id)
-            merged[found.request_id] = found if known is None else _merged(known, found)
+            merged[found.request_id] = seen if known is None else _merged(known, seen)
     for request in requests:
-        saves = merged.get(request.id)
-        request.parcels = {}
-        request.saves = None if saves is None else _opened(saves, home, request.parcels)
+        request.saves = merged.get(request.id)
+        request.parcels = parcels.get(request.id, {})
 
 
-def _opened(saves: RequestSaves, home: Homecoming, parcels: dict[tuple[int, str], Parcel]) -> RequestSaves:
-    """``saves`` with what was packed in shared memory opened; by sequence and block it is in ``parcels``."""
+def _opened(saves: RequestSaves, home: Homecoming, parcels: Parcels) -> RequestSaves:
+    """``saves`` with what was packed in shared memory opened; that is added to ``parcels``."""
 
     def opened(index: int, block: BlockSaves) -> BlockSaves:
         if block.packed is None:
             return block
-        parcel = parcels[index, block.block] = home.open(block.packed)
+        parcel = home.open(block.packed)
+        parcels[index, block.block] = (*parcels.get((index, block.block), ()), parcel)
         values, parcel.first = {**block.values, **parcel.first}, None
         return BlockSaves(block.block, values, block.error)
 
@@ -152,7 +154,7 @@ def _opened(saves: RequestSaves, home: Homecoming, parcels: dict[tuple[int, str]
 
 
 def _merged(first: RequestSaves, second: RequestSaves) -> RequestSaves:
-    """What two ranks saw of one request; ``first`` wins where both have it."""
+    """What two ranks saw of one request, both opened; ``first`` wins where both have it."""
     sequences = {s.index: s for s in first.sequences}
     for sequence in second.sequences:
         known = sequences.get(sequence.index)
@@ -162,10 +164,9 @@ def _merged(first: RequestSaves, second: RequestSaves) -> RequestSaves:
             if mine is None:
                 blocks[block.block] = block
             else:
-                values = {**block.values, **mine.values}
-                blocks[block.block] = BlockSaves(
-                    block.block, values, mine.error or block.error, mine.packed or block.packed
-                )
+                # The first rank's names in its order, then what only the second has.
+                values = {**mine.values, **{k: v for k, v in block.values.items() if k not in mine.values}}
+                blocks[block.block] = BlockSaves(block.block, values, mine.error or block.error)
         sequences[sequence.index] = SequenceSaves(sequence.index, tuple(blocks.values()))
     ordered = tuple(sequences[index] for index in sorted(sequences))
     return RequestSaves(first.request_id, ordered, first.error or second.error)

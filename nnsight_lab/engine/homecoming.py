@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import psutil
 import torch
@@ -135,6 +135,10 @@ class Parcel:
         if piece is None:
             piece = self._memory[extent] = self._open_extent(extent)
         return piece
+
+
+#: By sequence and block what came through shared memory, of the earliest rank first.
+Parcels: TypeAlias = dict[tuple[int, str], tuple[Parcel, ...]]
 
 
 class Room(NamedTuple):
