@@ -29,10 +29,10 @@ _BYTE_PIECE: Final = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 def visible(text: str) -> str:
-    """A token's text in characters that can be seen, on one line.
+    r"""A token's text in characters that can be seen, on one line.
 
-    A space is ``·``, a newline ``⏎``, a tab ``⇥``; other control characters ``\\x1b``, zero-width and format
-    characters ``\\u200b``, a byte kept by ``surrogateescape`` ``<0xE2>``. A mark that would combine with
+    A space is ``·``, a newline ``⏎``, a tab ``⇥``; other control characters ``\x1b``, zero-width and format
+    characters ``\u200b``, a byte kept by ``surrogateescape`` ``<0xE2>``. A mark that would combine with
     what stands before it gets a dotted circle. Text with right-to-left characters is isolated, so that it
     does not reorder what is beside it.
     """

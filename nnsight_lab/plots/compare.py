@@ -1,0 +1,248 @@
+"""Two matrices of one shape: where they differ, and whether by direction or by length.
+
+A wrong sum of a residual stream has nearly the right direction, and a wrong direction may have the right
+length: neither number alone finds both. So the difference, the cosine and the ratio of norms are shown side
+by side, all computed in float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import plotly.graph_objects as go
+import torch
+
+from nnsight_lab.errors import PlotRefused
+from nnsight_lab.plots.axes import escaped
+from nnsight_lab.plots.blocks import cells_of
+from nnsight_lab.plots.colours import LINES, colouring
+from nnsight_lab.plots.figure import finished, gaps_note
+from nnsight_lab.plots.heatmap import Sides, fitting_height, heat, literal
+from nnsight_lab.plots.values import Matrix, matrix_of
+from nnsight_lab.saves.store import SavesStore
+
+
+class Rows(NamedTuple):
+    """What is known of each pair of rows, each ``[row]``, float64.
+
+    Attributes:
+        cosine: Between the two; NaN where either is zero or not finite.
+        ratio: The norm of the second, divided by that of the first.
+        largest: The largest magnitude of a difference anywhere.
+        where: The row and column of that.
+        equal: Whether all values are equal, NaN to NaN.
+    """
+
+    cosine: npt.NDArray[np.float64]
+    ratio: npt.NDArray[np.float64]
+    largest: float
+    where: tuple[int, int]
+    equal: bool
+
+
+def compare(
+    a: Any,
+    b: Any,
+    *,
+    names: tuple[str, str] = ("a", "b"),
+    dims: tuple[str, str] | None = None,
+    tokens: Sequence[str] | None = None,
+    token_ids: Sequence[int] | None = None,
+    rows: Sequence[Any] | None = None,
+    columns: Sequence[Any] | None = None,
+    title: str = "",
+    scale: str = "auto",
+    robust: bool | None = None,
+    span: tuple[float, float] | None = None,
+    aggregate: str = "mean",
+    ragged: str = "refuse",
+    store: SavesStore | None = None,
+    theme: str = "auto",
+    width: int | None = None,
+    height: int | None = None,
+) -> go.Figure:
+    """Two matrices side by side: ``b - a``, and per row the cosine and the ratio of norms, ``|b| / |a|``.
+
+    Args:
+        a: As for `heatmap`.
+        b: Of the same shape; of any dtype.
+        names: What the two are called.
+        dims: As for `heatmap`, like all else.
+        tokens: A token's text for each place of one side.
+        token_ids: Their ids.
+        rows: What each row is called.
+        columns: What each column is called.
+        title: Above the figure.
+        scale: Of the differences.
+        robust: Of the differences' colours.
+        span: Of the differences' colours.
+        aggregate: Of the differences, where there are too many to draw; cosine and ratio are of whole rows.
+        ragged: Of rows whose lengths differ.
+        store: Where labels are looked up.
+        theme: ``"auto"``, ``"light"`` or ``"dark"``.
+        width: In pixels.
+        height: In pixels.
+
+    Raises:
+        PlotRefused: The shapes differ, or the values cannot be drawn so.
+    """
+    __tracebackhide__ = True
+    one = matrix_of(a, store=store, ragged=ragged)
+    other = matrix_of(b, store=store, ragged=ragged)
+    if (one.rows, one.columns) != (other.rows, other.columns):
+        raise PlotRefused(
+            f"{names[0]} has shape {list(one.shape)} and {names[1]} {list(other.shape)}: only values of one "
+            "shape can be compared; cut both to what they share"
+        )
+    found, difference = pairs(one, other)
+    sides = Sides.of(difference, dims, tokens, token_ids, rows, columns)
+    cells = cells_of(difference, aggregate)
+    if scale == "auto" and found.equal:
+        scale = "diverging"
+    colours = colouring(cells.values, scale, robust=robust, span=span)
+    if colours.scale == "log":
+        raise PlotRefused("differences have signs, which a logarithmic scale does not show")
+    down, across = sides.axes(cells)
+    change = f"{names[1]} − {names[0]}"
+    figure = go.Figure(layout={"template": None})
+    bar = {"title": {"text": escaped(change), "side": "top"}, "x": 0.55, "xanchor": "left"}
+    figure.add_trace(heat(cells.values, down, across, colours, change, colorbar=bar))
+    # Of whole rows also where the cells are blocks: so on an axis of their own, which counts rows.
+    single = sides.axes(cells._replace(rows=1))[0]
+    blocked = cells.rows > 1
+    at: dict[str, Any] = {
+        ("dy" if what == "d" else f"y{what}"): given for what, given in single.places().items()
+    }
+    for number, (name, values) in enumerate((("cosine", found.cosine), ("norm ratio", found.ratio)), 2):
+        figure.add_trace(
+            go.Scatter(
+                x=np.where(np.isfinite(values), values, np.nan),
+                mode="lines+markers" if len(values) <= 100 else "lines",
+                line={"color": LINES[number - 2], "width": 1.75},
+                marker={"size": 5},
+                xaxis=f"x{number}",
+                yaxis="y2" if blocked else "y",
+                showlegend=False,
+                hovertemplate=f"{literal(down.name)} %{{y}}<br>{name} <b>%{{x:.9~g}}</b><extra></extra>",
+                **at,
+            )
+        )
+    if found.equal:
+        largest = "all values are equal"
+    else:
+        row, column = found.where
+        largest = f"largest difference {found.largest:.6g} at row {row}, column {column}"
+    lost = int((~np.isfinite(found.cosine)).sum())
+    notes = [
+        one.said() if one.said() == other.said() else f"{one.said()} and {other.said()}",
+        largest,
+        cells.note,
+        gaps_note(cells.nan, cells.infinite),
+        f"{lost:,} row{'s' if lost > 1 else ''} without a cosine (zero or not finite)" if lost else "",
+        colours.note,
+    ]
+    upward = down.name == "layer"
+    beside: dict[str, Any] = {"showgrid": True, "zeroline": False, "nticks": 4}
+    reference = {"type": "line", "x0": 1, "x1": 1, "y0": 0, "y1": 1, "line": {"dash": "dot", "width": 1}}
+    layout: dict[str, Any] = {
+        "xaxis": {**across.layout("x"), "domain": [0, 0.54]},
+        "xaxis2": {
+            **beside,
+            "domain": [0.7, 0.84],
+            "title": {"text": "cosine"},
+            "range": _around(found.cosine),
+        },
+        "xaxis3": {
+            **beside,
+            "domain": [0.87, 1],
+            "title": {"text": _ratio(names)},
+            "range": _around(found.ratio),
+        },
+        "yaxis": down.layout("y", reverse=not upward),
+        "shapes": [
+            {
+                **reference,
+                "xref": f"x{number}",
+                "yref": "paper",
+                "line": {"dash": "dot", "width": 1, "color": "#888"},
+            }
+            for number in (2, 3)
+        ],
+    }
+    if blocked:
+        side = single.layout("y", reverse=not upward)
+        layout["yaxis2"] = {**side, "anchor": "x2", "title": None}
+        layout["xaxis2"]["anchor"] = layout["xaxis3"]["anchor"] = "y2"
+    return finished(
+        figure,
+        title=title or f"{names[1]} compared with {names[0]}",
+        notes=notes,
+        theme=theme,
+        width=width,
+        height=height or max(fitting_height(down.cells, tokens is not None), 320),
+        **layout,
+    )
+
+
+def pairs(one: Matrix, other: Matrix) -> tuple[Rows, Matrix]:
+    """What is known of each pair of rows, and the differences as a matrix.
+
+    The differences are float64, or float32 where both values are no wider than that and there are many.
+    """
+    cosine, ratio, parts = [], [], []
+    largest, where, equal = -1.0, (0, 0), True
+    complex_ = one.tensor.dtype.is_complex or other.tensor.dtype.is_complex
+    step = max(2**21 // max(one.columns, 1), 1)
+    for start in range(0, one.rows, step):
+        x = _wide(one.tensor[start : start + step], complex_)
+        y = _wide(other.tensor[start : start + step], complex_)
+        with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+            change = y - x
+            both = (x == y) | (np.isnan(x) & np.isnan(y))
+            change[(x == y)] = 0  # equal infinities do not differ
+            equal = equal and bool(both.all())
+            # Scaled by the largest, so that squares neither vanish nor overflow.
+            x, first = _scaled(x)
+            y, second = _scaled(y)
+            norms = np.linalg.norm(x, axis=1), np.linalg.norm(y, axis=1)
+            inner = np.real(np.sum(np.conj(x) * y, axis=1))
+            cosine.append(np.clip(inner / (norms[0] * norms[1]), -1, 1))
+            ratio.append((norms[1] / norms[0]) * (second / first))
+        size = np.abs(change)
+        size[~np.isfinite(size)] = -1
+        most = int(size.argmax())
+        if size.size and size.flat[most] > largest:
+            largest = float(size.flat[most])
+            where = (start + most // one.columns, most % one.columns)
+        parts.append(np.abs(change) if complex_ else change)
+    found = Rows(np.concatenate(cosine), np.concatenate(ratio), max(largest, 0.0), where, equal)
+    difference = torch.from_numpy(np.concatenate(parts))
+    return found, Matrix(difference, one.shape, "float64")
+
+
+def _wide(part: torch.Tensor, complex_: bool) -> npt.NDArray[Any]:
+    wide: npt.NDArray[Any] = part.to(torch.complex128 if complex_ else torch.float64).numpy()
+    return wide.copy() if wide.base is not None else wide
+
+
+def _scaled(values: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[np.float64]]:
+    size = np.abs(values).max(axis=1)
+    size[(size == 0) | ~np.isfinite(size)] = 1.0
+    return values / size[:, None], size
+
+
+def _around(values: npt.NDArray[np.float64]) -> list[float] | None:
+    """A range that has 1 in it, and is not so narrow that rounding looks like a difference."""
+    finite = values[np.isfinite(values)]
+    if finite.size == 0:
+        return None
+    low, high = min(float(finite.min()), 1.0), max(float(finite.max()), 1.0)
+    margin = max((high - low) * 0.08, 1e-3)
+    return [low - margin, high + margin]
+
+
+def _ratio(names: tuple[str, str]) -> str:
+    return escaped(f"|{names[1]}| / |{names[0]}|")
