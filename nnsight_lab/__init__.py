@@ -23,12 +23,14 @@ from typing import TYPE_CHECKING, Any
 from nnsight_lab import errors
 
 if TYPE_CHECKING:
+    import types
     from collections.abc import Callable, Sequence
 
     from nnsight_lab.engine.local import LocalEngine
     from nnsight_lab.engine.status import StartProgress, StopReport
     from nnsight_lab.engine.stream import Stream
     from nnsight_lab.engine.tracer import EditTracer, LabTracer
+    from nnsight_lab.plots.token_strip import TokenStrip
 
 __version__ = "0.1.0"
 
@@ -42,11 +44,13 @@ __all__ = [
     "generate",
     "get_engine",
     "load_ipython_extension",
+    "plot",
     "residual",
     "restart",
     "start",
     "stop",
     "stream",
+    "token_strip",
     "trace",
     "unload_ipython_extension",
 ]
@@ -178,6 +182,33 @@ def residual(output: Any) -> Any:
     from nnsight_lab.lens.residual import residual as of_layer  # torch
 
     return of_layer(output)
+
+
+def token_strip(tokens: Sequence[str], scores: Any, **options: Any) -> TokenStrip:
+    """Tokens with scores as colours behind them; see `nnsight_lab.plots.token_strip.token_strip`.
+
+    ``lab.token_strip(texts, scores, token_ids=ids)``; scores are ``[token]``, or ``[row, token]`` for a row
+    per layer or head.
+    """
+    __tracebackhide__ = True
+    from nnsight_lab.plots.token_strip import token_strip as of_tokens  # torch and plotly
+
+    return of_tokens(tokens, scores, **options)
+
+
+def __getattr__(name: str) -> types.ModuleType:
+    """``lab.plot``: figures of saved values; imported when it is first asked for, since plotly takes long."""
+    if name != "plot":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+
+    plots = importlib.import_module("nnsight_lab.plots")
+    globals()["plot"] = plots
+    return plots
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
 
 
 def load_ipython_extension(shell: Any) -> None:

@@ -2,8 +2,8 @@
 
 The scales are viridis (sequential) and ColorBrewer's RdBu (diverging), both of which stay apart in all common
 kinds of colour blindness. A diverging scale is symmetric about zero, or its middle would lie. Residual
-streams have a few values hundreds of times larger than all others; a range that spans them shows nothing else, so
-then it spans most of the values, and the figure says how many lie outside.
+streams have a few values hundreds of times larger than all others; a range that spans them shows nothing
+else, so then it spans most of the values, and the figure says how many lie outside.
 """
 
 from __future__ import annotations
