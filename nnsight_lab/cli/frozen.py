@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Iterator
-from json.decoder import scanstring
 from typing import Any, Final, NamedTuple
 
 from nnsight_lab.errors import PlainError
@@ -109,7 +108,7 @@ def _validate(text: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of cells without ids, which stay without
         try:
-            nbformat.validate(nbformat.from_dict(json.loads(text)))
+            nbformat.validate(nbformat.from_dict(json.loads(text)))  # type: ignore[no-untyped-call,unused-ignore]
         except (nbformat.ValidationError, KeyError, TypeError, AttributeError) as error:
             first = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise PlainError(f"it is not a valid notebook: {first}") from None
@@ -188,7 +187,7 @@ def _members(text: str, start: int) -> list[_Member]:
         return found
     at = _skip(text, start + 1)
     while text[at] != "}":
-        key, after = scanstring(text, at + 1, True)
+        key, after = _DECODER.raw_decode(text, at)
         value = _skip(text, _skip(text, after) + 1)
         end = _DECODER.raw_decode(text, value)[1]
         found.append(_Member(key, at, value, end))

@@ -22,8 +22,8 @@ _MAX_TOKENS: Final = 64
 _MAX_TICKS: Final = 16
 #: Characters of a token on its tick.
 _TICK_CHARACTERS: Final = 12
-#: Characters of all the tokens' names in one figure, so that a long prompt stays a small figure.
-_NAME_CHARACTERS: Final = 60_000
+#: Characters of tokens in all the names of one axis, so that a long prompt stays a small figure.
+_NAME_CHARACTERS: Final = 40_000
 
 
 class Axis:
@@ -70,14 +70,24 @@ class Axis:
         """The trace's arguments ``x`` or ``y``, as a dict of what comes after that letter."""
         return {"0": 0, "d": 1} if self._counted else {"": self.names()}
 
+    def spaced(self) -> dict[str, Any]:
+        """As `places`, for traces that are many: only the first place, the axis has the names (`listed`)."""
+        return {"0": 0 if self._counted else self.names()[0], "d": 1}
+
+    def listed(self) -> dict[str, Any]:
+        """The layout of an axis whose traces have their places by `spaced`."""
+        return {} if self._counted else {"categoryorder": "array", "categoryarray": self.names()}
+
     def names(self) -> list[str]:
         """What each cell is called in the hover, escaped; all different."""
-        limit = min(max(_NAME_CHARACTERS // max(self.cells, 1), 6), 48)
+        limit = min(max(_NAME_CHARACTERS // self.cells, 6), 48)
         return [self._name(start, limit) for start in range(0, self._size, self._per_cell)]
 
     def _name(self, start: int, limit: int) -> str:
         last = min(start + self._per_cell, self._size) - 1
-        named = self._label(start) if last == start else f"{self._label(start)} to {self._label(last)}"
+        named = shortened(self._label(start), limit)
+        if last > start:
+            named += f" to {shortened(self._label(last), limit)}"
         if self._labels is not None and not isinstance(self._labels[start], int):
             named = f"{start}: {named}"  # texts may be equal
         parts = [escaped(named)]
@@ -113,7 +123,7 @@ class Axis:
         every = -(-self.cells // (_MAX_TICKS if self._tokens is None else _MAX_TOKENS))
         cells = range(0, self.cells, every)
         # Off by more than what plotly takes for the same place: a ten-thousandth of the range.
-        aside = max(0.02, 2e-4 * self.cells)
+        aside = max(0.02, 1.1e-4 * self.cells)
         base.update(
             type="category",
             tickmode="array",

@@ -16,8 +16,9 @@ from nnsight_lab.plots.values import Matrix
 
 #: Cells of a matrix in one figure.
 MAX_CELLS: Final = 250_000
-#: Cells along one side; more cannot be told apart, even when looked at closely.
-MAX_SIDE: Final = 10_000
+#: Cells along one side: more than a screen has pixels. See `axes` before raising it: past 5,000 plotly takes
+#: neighbours for one place.
+MAX_SIDE: Final = 4_000
 HOW: Final = {"mean": "mean", "max": "largest", "absmax": "value furthest from zero"}
 
 
@@ -67,7 +68,7 @@ def cells_of(matrix: Matrix, how: str = "mean", *, by_row: bool = True) -> Cells
         if not finite.all():
             nan += int(np.isnan(values).sum())
             infinite += int(np.isinf(values).sum())
-        parts.append(values if rows * columns == 1 else _blocks(values, finite, rows, columns, how))
+        parts.append(values if rows * columns == 1 else blocks_of(values, rows, columns, how))
     note = ""
     if rows * columns > 1:
         note = f"each cell is the {HOW[how]} of {rows:,} × {columns:,} values"
@@ -89,9 +90,11 @@ def block_shape(rows: int, columns: int, *, by_row: bool = True) -> tuple[int, i
             tall *= 2
 
 
-def _blocks(
-    values: npt.NDArray[np.float64], finite: npt.NDArray[np.bool_], rows: int, columns: int, how: str
+def blocks_of(
+    values: npt.NDArray[np.float64], rows: int, columns: int, how: str = "mean"
 ) -> npt.NDArray[np.float64]:
+    """One value for each block of ``[row, column]``: of its finite values, NaN where it has none."""
+    finite = np.isfinite(values)
     starts = np.arange(0, values.shape[0], rows), np.arange(0, values.shape[1], columns)
 
     def over(ufunc: np.ufunc, of: npt.NDArray[np.generic]) -> npt.NDArray[np.float64]:

@@ -17,10 +17,11 @@ import torch
 
 from nnsight_lab.errors import PlotRefused
 from nnsight_lab.plots.axes import escaped
-from nnsight_lab.plots.blocks import cells_of
+from nnsight_lab.plots.blocks import blocks_of, cells_of
 from nnsight_lab.plots.colours import LINES, colouring
 from nnsight_lab.plots.figure import finished, gaps_note
 from nnsight_lab.plots.heatmap import Sides, fitting_height, heat, literal
+from nnsight_lab.plots.still import Figure
 from nnsight_lab.plots.values import Matrix, matrix_of
 from nnsight_lab.saves.store import SavesStore
 
@@ -79,7 +80,8 @@ def compare(
         scale: Of the differences.
         robust: Of the differences' colours.
         span: Of the differences' colours.
-        aggregate: Of the differences, where there are too many to draw; cosine and ratio are of whole rows.
+        aggregate: Of the differences, where there are too many to draw. Cosine and ratio are of whole rows;
+            where a cell stands for several rows, their mean is drawn.
         ragged: Of rows whose lengths differ.
         store: Where labels are looked up.
         theme: ``"auto"``, ``"light"`` or ``"dark"``.
@@ -107,16 +109,15 @@ def compare(
         raise PlotRefused("differences have signs, which a logarithmic scale does not show")
     down, across = sides.axes(cells)
     change = f"{names[1]} − {names[0]}"
-    figure = go.Figure(layout={"template": None})
+    figure = Figure(layout={"template": None})
     bar = {"title": {"text": escaped(change), "side": "top"}, "x": 0.55, "xanchor": "left"}
     figure.add_trace(heat(cells.values, down, across, colours, change, colorbar=bar))
-    # Of whole rows also where the cells are blocks: so on an axis of their own, which counts rows.
-    single = sides.axes(cells._replace(rows=1))[0]
-    blocked = cells.rows > 1
+    # Each is of a row; where a cell stands for several rows, its point is their mean.
+    both = blocks_of(np.stack([found.cosine, found.ratio], axis=1), cells.rows, 1)
     at: dict[str, Any] = {
-        ("dy" if what == "d" else f"y{what}"): given for what, given in single.places().items()
+        ("dy" if what == "d" else f"y{what}"): given for what, given in down.spaced().items()
     }
-    for number, (name, values) in enumerate((("cosine", found.cosine), ("norm ratio", found.ratio)), 2):
+    for number, (name, values) in enumerate((("cosine", both[:, 0]), ("norm ratio", both[:, 1])), 2):
         figure.add_trace(
             go.Scatter(
                 x=np.where(np.isfinite(values), values, np.nan),
@@ -124,7 +125,6 @@ def compare(
                 line={"color": LINES[number - 2], "width": 1.75},
                 marker={"size": 5},
                 xaxis=f"x{number}",
-                yaxis="y2" if blocked else "y",
                 showlegend=False,
                 hovertemplate=f"{literal(down.name)} %{{y}}<br>{name} <b>%{{x:.9~g}}</b><extra></extra>",
                 **at,
@@ -135,6 +135,9 @@ def compare(
     else:
         row, column = found.where
         largest = f"largest difference {found.largest:.6g} at row {row}, column {column}"
+    if np.isfinite(found.cosine).any():
+        least = int(np.nanargmin(found.cosine))
+        largest += f", least cosine {found.cosine[least]:.6g} at row {least}" if not found.equal else ""
     lost = int((~np.isfinite(found.cosine)).sum())
     notes = [
         one.said() if one.said() == other.said() else f"{one.said()} and {other.said()}",
@@ -153,15 +156,15 @@ def compare(
             **beside,
             "domain": [0.7, 0.84],
             "title": {"text": "cosine"},
-            "range": _around(found.cosine),
+            "range": _around(both[:, 0]),
         },
         "xaxis3": {
             **beside,
-            "domain": [0.87, 1],
+            "domain": [0.87, 0.985],
             "title": {"text": _ratio(names)},
-            "range": _around(found.ratio),
+            "range": _around(both[:, 1]),
         },
-        "yaxis": down.layout("y", reverse=not upward),
+        "yaxis": {**down.layout("y", reverse=not upward), **down.listed()},
         "shapes": [
             {
                 **reference,
@@ -172,10 +175,6 @@ def compare(
             for number in (2, 3)
         ],
     }
-    if blocked:
-        side = single.layout("y", reverse=not upward)
-        layout["yaxis2"] = {**side, "anchor": "x2", "title": None}
-        layout["xaxis2"]["anchor"] = layout["xaxis3"]["anchor"] = "y2"
     return finished(
         figure,
         title=title or f"{names[1]} compared with {names[0]}",

@@ -14,6 +14,7 @@ from nnsight_lab.plots.axes import Axis, escaped
 from nnsight_lab.plots.blocks import Cells, cells_of
 from nnsight_lab.plots.colours import Colouring, colouring
 from nnsight_lab.plots.figure import finished, gap_marks, gaps_note
+from nnsight_lab.plots.still import Figure
 from nnsight_lab.plots.values import Matrix, matrix_of
 from nnsight_lab.saves.store import SavesStore
 
@@ -59,7 +60,7 @@ def heatmap(
         robust: True: the colours leave out the outermost hundredth of the values at each end; None: only
             where outliers would leave all others one colour. The figure says how many lie outside.
         span: The range of the colours, in values.
-        aggregate: What a cell is of its block, where there are more than 250,000 values or 10,000 along a
+        aggregate: What a cell is of its block, where there are more than 250,000 values or 4,000 along a
             side: ``"mean"``, ``"max"`` or ``"absmax"``. The figure says so.
         ragged: Of rows whose lengths differ: ``"refuse"``, or ``"pad"`` them with gaps at their ends.
         store: Where labels are looked up.
@@ -76,7 +77,7 @@ def heatmap(
     cells = cells_of(matrix, aggregate)
     colours = colouring(cells.values, scale, robust=robust, span=span)
     down, across = sides.axes(cells)
-    figure = go.Figure(layout={"template": None})
+    figure = Figure(layout={"template": None})
     exact = matrix.exact_in_float32 and not cells.aggregated
     figure.add_trace(
         heat(cells.values, down, across, colours, value_name, exact=exact, whole=matrix.whole_numbers)

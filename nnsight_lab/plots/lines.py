@@ -14,6 +14,7 @@ from nnsight_lab.plots.blocks import cells_of
 from nnsight_lab.plots.colours import LINES, VIRIDIS, colour_at
 from nnsight_lab.plots.figure import finished, gaps_note
 from nnsight_lab.plots.heatmap import Sides, literal
+from nnsight_lab.plots.still import Figure
 from nnsight_lab.plots.values import matrix_of
 from nnsight_lab.saves.store import SavesStore
 
@@ -54,7 +55,7 @@ def lines(
         title: Above the figure.
         value_name: What the values are.
         log: A logarithmic scale of values.
-        aggregate: What a point is of its block, where there are more than 250,000 points or 10,000 in a line.
+        aggregate: What a point is of its block, where there are more than 250,000 points or 4,000 in a line.
         ragged: As for `heatmap`.
         store: Where labels are looked up.
         theme: ``"auto"``, ``"light"`` or ``"dark"``.
@@ -73,7 +74,7 @@ def lines(
     sides = Sides.of(matrix, dims or _dims(tokens, token_ids), tokens, token_ids, rows, columns, side=1)
     cells = cells_of(matrix, aggregate, by_row=False)
     down, across = sides.axes(cells)
-    figure = go.Figure(layout={"template": None})
+    figure = Figure(layout={"template": None})
     exact = matrix.exact_in_float32 and not cells.aggregated
     number = ".9~g" if exact else ".15~g"
     shown = np.where(np.isfinite(cells.values), cells.values, np.nan)
@@ -82,7 +83,7 @@ def lines(
         below = int((shown <= 0).sum())
         shown[shown <= 0] = np.nan
     names = down.names()
-    places = {("dx" if what == "d" else f"x{what}"): given for what, given in across.places().items()}
+    places = {("dx" if what == "d" else f"x{what}"): given for what, given in across.spaced().items()}
     for line, name in enumerate(names):
         named = f"{escaped(down.name)} {name}" if rows is None else name.partition(": ")[2] or name
         figure.add_trace(
@@ -103,8 +104,7 @@ def lines(
     points = cells.note.replace("each cell", "each point").replace("1 × ", "")
     notes = [matrix.said(), points, gaps_note(cells.nan, cells.infinite)]
     notes.append(f"{below:,} at or below zero are gaps" if below else "")
-    layout = across.layout("x")
-    layout["showgrid"] = False
+    layout = {**across.layout("x"), **across.listed()}
     return finished(
         figure,
         title=title or matrix.name,
@@ -127,6 +127,6 @@ def styled(line: int, count: int, *, ordered: bool) -> dict[str, Any]:
     """A line's colour and dash: along viridis where the lines are a sequence, apart where they are not."""
     if ordered and count > 2:
         # Not up to its yellow, which a white page swallows.
-        return {"width": 1.75, "color": colour_at(VIRIDIS, 0.1 + 0.75 * line / (count - 1))}
+        return {"width": 1.75, "color": colour_at(VIRIDIS, 0.25 + 0.6 * line / (count - 1))}
     dash = _DASHES[line // len(LINES) % len(_DASHES)]
     return {"width": 2, "color": LINES[line % len(LINES)], "dash": dash}

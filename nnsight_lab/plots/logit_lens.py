@@ -20,6 +20,7 @@ from nnsight_lab.plots.axes import Axis, escaped
 from nnsight_lab.plots.colours import Colouring, colouring, text_on
 from nnsight_lab.plots.figure import finished, gaps_note
 from nnsight_lab.plots.heatmap import heat, log_bar
+from nnsight_lab.plots.still import Figure
 from nnsight_lab.plots.theme import MONOSPACE
 from nnsight_lab.plots.values import matrix_of
 
@@ -131,7 +132,7 @@ def logit_lens(
         xgap=1 if written else 0,
         ygap=1 if written else 0,
     )
-    figure = go.Figure(layout={"template": None})
+    figure = Figure(layout={"template": None})
     figure.add_trace(trace)
     if written:
         figure.add_trace(_texts(read, chosen, shown, colours, down, across, column_px))

@@ -15,6 +15,7 @@ from nnsight_lab.plots.colours import channels
 from nnsight_lab.plots.figure import finished, gaps_note
 from nnsight_lab.plots.heatmap import literal
 from nnsight_lab.plots.lines import MAX_LINES, styled
+from nnsight_lab.plots.still import Figure
 from nnsight_lab.plots.values import matrix_of
 
 #: A band, and how it is called in the figure.
@@ -24,7 +25,8 @@ BANDS: Final = {
     "range": "least to greatest",
     "none": "",
 }
-_MAX_POINTS: Final = 10_000
+#: Points of all lines of a figure.
+_MAX_POINTS: Final = 15_000
 
 
 class Band(NamedTuple):
@@ -90,10 +92,14 @@ def sweep(
     errors = error if isinstance(error, Mapping) else dict.fromkeys(series, error)
     if not 0 < len(series) <= MAX_LINES:
         raise PlotRefused(f"{len(series):,} lines: a figure has between one and {MAX_LINES}")
+    if len(places) * len(series) > _MAX_POINTS:
+        raise PlotRefused(
+            f"{len(series):,} lines of {len(places):,} settings are over {_MAX_POINTS:,} points: draw fewer"
+        )
     unknown = [str(name) for name in errors if name not in series]
     if unknown:
         raise PlotRefused(f"error= names lines that y does not have: {', '.join(unknown)}")
-    figure = go.Figure(layout={"template": None})
+    figure = Figure(layout={"template": None})
     notes = []
     nan = infinite = 0
     for number, (name, values) in enumerate(series.items()):
@@ -135,8 +141,6 @@ def _settings(x: Any, log_x: bool) -> tuple[list[str] | npt.NDArray[np.float64],
     matrix = matrix_of(x)
     if matrix.rows != 1:
         raise PlotRefused(f"the settings have shape {list(matrix.shape)}: give one per point")
-    if matrix.columns > _MAX_POINTS:
-        raise PlotRefused(f"{matrix.columns:,} settings are too many to draw, at most {_MAX_POINTS:,}")
     places = matrix.read()[0]
     if not np.isfinite(places).all():
         raise PlotRefused("a setting is NaN or infinite, and has no place on the axis")
@@ -202,10 +206,13 @@ def _traces(
             low, high = found.low[start:stop], found.high[start:stop]
             if log_y:
                 low = np.where(low > 0, low, np.nanmin([*found.middle[found.middle > 0], 1.0]) / 10)
-            there = list(places[start:stop])
+            there = places[start:stop]
+            around = (
+                [*there, *there[::-1]] if isinstance(there, list) else np.concatenate([there, there[::-1]])
+            )
             traces.append(
                 go.Scatter(
-                    x=[*there, *there[::-1]],
+                    x=around,
                     y=np.concatenate([high, low[::-1]]),
                     fill="toself",
                     fillcolor=fill,
