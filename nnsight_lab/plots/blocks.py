@@ -6,13 +6,13 @@ fit too, and would hide the one row that matters; so nothing is left out, values
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from collections.abc import Iterator
+from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from nnsight_lab.errors import PlotRefused
-from nnsight_lab.plots.values import Matrix
 
 #: Cells of a matrix in one figure.
 MAX_CELLS: Final = 250_000
@@ -20,6 +20,18 @@ MAX_CELLS: Final = 250_000
 #: neighbours for one place.
 MAX_SIDE: Final = 4_000
 HOW: Final = {"mean": "mean", "max": "largest", "absmax": "value furthest from zero"}
+
+
+class Readable(Protocol):
+    """A matrix that is read some rows at a time, as `values.Matrix` is."""
+
+    @property
+    def rows(self) -> int: ...
+    @property
+    def columns(self) -> int: ...
+    @property
+    def exact_in_float32(self) -> bool: ...
+    def chunks(self, multiple: int = 1) -> Iterator[tuple[int, npt.NDArray[np.float64]]]: ...
 
 
 class Cells(NamedTuple):
@@ -47,8 +59,8 @@ class Cells(NamedTuple):
         return self.rows * self.columns > 1
 
 
-def cells_of(matrix: Matrix, how: str = "mean", *, by_row: bool = True) -> Cells:
-    """A matrix in at most `MAX_CELLS` cells.
+def cells_of(matrix: Readable, how: str = "mean", *, by_row: bool = True) -> Cells:
+    """A matrix in at most `MAX_CELLS` cells; half of that where its values need float64.
 
     Args:
         matrix: Of any size.
@@ -58,14 +70,30 @@ def cells_of(matrix: Matrix, how: str = "mean", *, by_row: bool = True) -> Cells
     Raises:
         PlotRefused: ``how`` is none of those.
     """
+    found = _cells_of(matrix, how, MAX_CELLS, by_row)
+    # What is not exact in float32 is drawn to seven digits, but not as zero or infinity.
+    if found.values.size > MAX_CELLS // 2 and not fits_float32(found.values):
+        return _cells_of(matrix, how, MAX_CELLS // 2, by_row)
+    if found.values.size > MAX_CELLS // 2 and not matrix.exact_in_float32 and not found.aggregated:
+        return found._replace(note="values to 7 digits")
+    return found
+
+
+def fits_float32(values: npt.NDArray[np.float64]) -> bool:
+    """Whether a float32 has the size of each value, if not all of its digits."""
+    sizes = np.abs(values[np.isfinite(values) & (values != 0)])
+    limits = np.finfo(np.float32)
+    return sizes.size == 0 or bool(sizes.max() <= limits.max and sizes.min() >= limits.smallest_subnormal)
+
+
+def _cells_of(matrix: Readable, how: str, max_cells: int, by_row: bool) -> Cells:
     if how not in HOW:
         raise PlotRefused(f"aggregate={how!r} is not known: write one of {', '.join(map(repr, HOW))}.")
-    rows, columns = block_shape(matrix.rows, matrix.columns, by_row=by_row)
+    rows, columns = block_shape(matrix.rows, matrix.columns, max_cells, by_row=by_row)
     parts = []
     nan = infinite = 0
     for _, values in matrix.chunks(rows):
-        finite = np.isfinite(values)
-        if not finite.all():
+        if not np.isfinite(values).all():
             nan += int(np.isnan(values).sum())
             infinite += int(np.isinf(values).sum())
         parts.append(values if rows * columns == 1 else blocks_of(values, rows, columns, how))
@@ -77,12 +105,14 @@ def cells_of(matrix: Matrix, how: str = "mean", *, by_row: bool = True) -> Cells
     return Cells(np.concatenate(parts), rows, columns, nan, infinite, note)
 
 
-def block_shape(rows: int, columns: int, *, by_row: bool = True) -> tuple[int, int]:
+def block_shape(
+    rows: int, columns: int, max_cells: int = MAX_CELLS, *, by_row: bool = True
+) -> tuple[int, int]:
     """The smallest blocks, in powers of two, that make a matrix fit; the longer side goes first."""
     tall = wide = 1
     while True:
         height, width = -(-rows // tall), -(-columns // wide)
-        if height * width <= MAX_CELLS and max(height, width) <= MAX_SIDE:
+        if height * width <= max_cells and max(height, width) <= MAX_SIDE:
             return tall, wide
         if width >= height or not by_row:
             wide *= 2

@@ -7,8 +7,8 @@ by side, all computed in float64.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -25,23 +25,70 @@ from nnsight_lab.plots.still import Figure
 from nnsight_lab.plots.values import Matrix, matrix_of
 from nnsight_lab.saves.store import SavesStore
 
+#: Pairs of values read at a time.
+_CHUNK: Final = 2**21
 
-class Rows(NamedTuple):
-    """What is known of each pair of rows, each ``[row]``, float64.
+
+class Pairs:
+    """Two matrices of one shape, read together some rows at a time; what is known of them when all were read.
 
     Attributes:
-        cosine: Between the two; NaN where either is zero or not finite.
-        ratio: The norm of the second, divided by that of the first.
-        largest: The largest magnitude of a difference anywhere.
+        cosine: Between the two, ``[row]``; NaN where either is zero or not finite.
+        ratio: The norm of the second, divided by that of the first, ``[row]``.
+        largest: The largest finite magnitude of a difference.
         where: The row and column of that.
         equal: Whether all values are equal, NaN to NaN.
     """
 
-    cosine: npt.NDArray[np.float64]
-    ratio: npt.NDArray[np.float64]
-    largest: float
-    where: tuple[int, int]
-    equal: bool
+    exact_in_float32 = False
+
+    def __init__(self, one: Matrix, other: Matrix) -> None:
+        self._one, self._other = one, other
+        self.rows, self.columns = one.rows, one.columns
+        self._complex = one.tensor.dtype.is_complex or other.tensor.dtype.is_complex
+        self._forget()
+
+    def _forget(self) -> None:
+        self.cosine = np.full(self.rows, np.nan)
+        self.ratio = np.full(self.rows, np.nan)
+        self.largest = 0.0
+        self.where = (0, 0)
+        self.equal = True
+
+    def chunks(self, multiple: int = 1) -> Iterator[tuple[int, npt.NDArray[np.float64]]]:
+        """The differences, some rows at a time; of complex values their magnitudes."""
+        self._forget()
+        step = max(_CHUNK // self.columns // multiple, 1) * multiple
+        for start in range(0, self.rows, step):
+            parts = self._one.tensor[start : start + step], self._other.tensor[start : start + step]
+            whole = not any(part.dtype.is_floating_point or part.dtype.is_complex for part in parts)
+            # float64 does not tell every int64 from the next
+            self.equal = self.equal and (not whole or bool((parts[0] == parts[1]).all()))
+            yield (
+                start,
+                self._difference(start, _wide(parts[0], self._complex), _wide(parts[1], self._complex)),
+            )
+
+    def _difference(self, start: int, x: npt.NDArray[Any], y: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+        with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+            change = y - x
+            change[x == y] = 0  # equal infinities do not differ
+            self.equal = self.equal and bool(((x == y) | (np.isnan(x) & np.isnan(y))).all())
+            # Scaled by the largest, so that squares neither vanish nor overflow.
+            x, first = _scaled(x)
+            y, second = _scaled(y)
+            norms = np.linalg.norm(x, axis=1), np.linalg.norm(y, axis=1)
+            inner = np.real(np.sum(np.conj(x) * y, axis=1))
+            rows = slice(start, start + len(x))
+            self.cosine[rows] = np.clip(inner / (norms[0] * norms[1]), -1, 1)
+            self.ratio[rows] = (norms[1] / norms[0]) * (second / first)
+        size: npt.NDArray[np.float64] = np.abs(change)
+        finite = np.where(np.isfinite(size), size, -1)
+        most = int(finite.argmax())
+        if finite.flat[most] > self.largest:
+            self.largest = float(finite.flat[most])
+            self.where = (start + most // self.columns, most % self.columns)
+        return size if self._complex else np.asarray(change, dtype=np.float64)
 
 
 def compare(
@@ -99,9 +146,9 @@ def compare(
             f"{names[0]} has shape {list(one.shape)} and {names[1]} {list(other.shape)}: only values of one "
             "shape can be compared; cut both to what they share"
         )
-    found, difference = pairs(one, other)
-    sides = Sides.of(difference, dims, tokens, token_ids, rows, columns)
-    cells = cells_of(difference, aggregate)
+    sides = Sides.of(one, dims, tokens, token_ids, rows, columns)
+    found = Pairs(one, other)
+    cells = cells_of(found, aggregate)
     if scale == "auto" and found.equal:
         scale = "diverging"
     colours = colouring(cells.values, scale, robust=robust, span=span)
@@ -184,42 +231,6 @@ def compare(
         height=height or max(fitting_height(down.cells, tokens is not None), 320),
         **layout,
     )
-
-
-def pairs(one: Matrix, other: Matrix) -> tuple[Rows, Matrix]:
-    """What is known of each pair of rows, and the differences as a matrix.
-
-    The differences are float64, or float32 where both values are no wider than that and there are many.
-    """
-    cosine, ratio, parts = [], [], []
-    largest, where, equal = -1.0, (0, 0), True
-    complex_ = one.tensor.dtype.is_complex or other.tensor.dtype.is_complex
-    step = max(2**21 // max(one.columns, 1), 1)
-    for start in range(0, one.rows, step):
-        x = _wide(one.tensor[start : start + step], complex_)
-        y = _wide(other.tensor[start : start + step], complex_)
-        with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
-            change = y - x
-            both = (x == y) | (np.isnan(x) & np.isnan(y))
-            change[(x == y)] = 0  # equal infinities do not differ
-            equal = equal and bool(both.all())
-            # Scaled by the largest, so that squares neither vanish nor overflow.
-            x, first = _scaled(x)
-            y, second = _scaled(y)
-            norms = np.linalg.norm(x, axis=1), np.linalg.norm(y, axis=1)
-            inner = np.real(np.sum(np.conj(x) * y, axis=1))
-            cosine.append(np.clip(inner / (norms[0] * norms[1]), -1, 1))
-            ratio.append((norms[1] / norms[0]) * (second / first))
-        size = np.abs(change)
-        size[~np.isfinite(size)] = -1
-        most = int(size.argmax())
-        if size.size and size.flat[most] > largest:
-            largest = float(size.flat[most])
-            where = (start + most // one.columns, most % one.columns)
-        parts.append(np.abs(change) if complex_ else change)
-    found = Rows(np.concatenate(cosine), np.concatenate(ratio), max(largest, 0.0), where, equal)
-    difference = torch.from_numpy(np.concatenate(parts))
-    return found, Matrix(difference, one.shape, "float64")
 
 
 def _wide(part: torch.Tensor, complex_: bool) -> npt.NDArray[Any]:

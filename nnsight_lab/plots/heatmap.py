@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 
 from nnsight_lab.errors import PlotRefused
 from nnsight_lab.plots.axes import Axis, escaped
-from nnsight_lab.plots.blocks import Cells, cells_of
+from nnsight_lab.plots.blocks import MAX_CELLS, Cells, cells_of
 from nnsight_lab.plots.colours import Colouring, colouring
 from nnsight_lab.plots.figure import finished, gap_marks, gaps_note
 from nnsight_lab.plots.still import Figure
@@ -19,7 +19,7 @@ from nnsight_lab.plots.values import Matrix, matrix_of
 from nnsight_lab.saves.store import SavesStore
 
 #: Cells drawn as float64 where the values need it; past these as float32, so that the figure stays small.
-_MAX_EXACT: Final = 125_000
+MAX_EXACT: Final = MAX_CELLS // 2
 _MAX_MARKS: Final = 500
 
 
@@ -88,8 +88,6 @@ def heatmap(
         below = int((cells.values <= 0).sum())
         notes.append(f"{below:,} cells at or below zero are gaps" if below else "")
         figure.update_layout(legend={"visible": False})
-    if cells.values.size > _MAX_EXACT and not exact and not cells.aggregated:
-        notes.append("values to 7 digits")
     marks = _marks(cells, matrix, down, across, theme)
     if marks is not None:
         figure.add_trace(marks)
@@ -178,7 +176,7 @@ def heat(
     shown = np.where(np.isfinite(values), values, np.nan)
     if colours.scale == "log":
         shown[shown <= 0] = np.nan
-    narrow = exact or values.size > _MAX_EXACT
+    narrow = exact or values.size > MAX_EXACT
     number = ",d" if whole and not np.isnan(shown).all() and _whole(shown) else ".9~g" if narrow else ".15~g"
     arguments: dict[str, Any] = {
         "z": shown.astype(np.float32) if narrow else shown,

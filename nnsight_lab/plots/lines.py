@@ -13,7 +13,7 @@ from nnsight_lab.plots.axes import escaped
 from nnsight_lab.plots.blocks import cells_of
 from nnsight_lab.plots.colours import LINES, VIRIDIS, colour_at
 from nnsight_lab.plots.figure import finished, gaps_note
-from nnsight_lab.plots.heatmap import Sides, literal
+from nnsight_lab.plots.heatmap import MAX_EXACT, Sides, literal
 from nnsight_lab.plots.still import Figure
 from nnsight_lab.plots.values import matrix_of
 from nnsight_lab.saves.store import SavesStore
@@ -88,7 +88,7 @@ def lines(
         named = f"{escaped(down.name)} {name}" if rows is None else name.partition(": ")[2] or name
         figure.add_trace(
             go.Scatter(
-                y=shown[line].astype(np.float32) if exact or shown.size > 100_000 else shown[line],
+                y=shown[line].astype(np.float32) if exact or shown.size > MAX_EXACT else shown[line],
                 mode="lines+markers" if cells.values.shape[1] <= _MARKED else "lines",
                 name=named,
                 line=styled(line, len(names), ordered=down.name == "layer" or len(names) > len(LINES) * 3),

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 from typing import Any
 
 import numpy as np
@@ -216,6 +217,28 @@ def test_a_comparison_of_many_rows_finds_the_one_that_differs() -> None:
     assert len(figure.data[1].x) == len(np.asarray(figure.data[0].z)) == 5_000 / 2
     assert "each cell is the mean of 8 × 1 values" in words(figure)
     assert "largest difference 2 at row 777, column 0, least cosine 0 at row 777" in words(figure)
+
+
+def test_integers_that_float64_cannot_tell_apart_are_not_equal() -> None:
+    figure = compare(torch.tensor([2**53]), torch.tensor([2**53 + 1]))
+    assert "all values are equal" not in words(figure)
+
+
+def test_a_comparison_reads_a_few_rows_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b = torch.randn(50, 7, dtype=torch.float64), torch.randn(50, 7, dtype=torch.float64)
+    whole = compare(a, b)
+    monkeypatch.setattr(sys.modules["nnsight_lab.plots.compare"], "_CHUNK", 30)
+    assert compare(a, b).to_json() == whole.to_json()
+
+
+def test_values_that_float32_has_no_size_for_stay_what_they_are() -> None:
+    tiny = torch.full((500, 500), 1e-300, dtype=torch.float64)
+    for values in (tiny, 1 / tiny):
+        figure = heatmap(values)
+        assert np.asarray(figure.data[0].z).ravel()[0] == pytest.approx(float(values[0, 0]))
+        assert "each cell is the mean of 1 × 2 values" in words(figure)
+        assert size(figure) <= MAX_BYTES
+    assert "values to 7 digits" in words(heatmap(torch.rand(500, 500, dtype=torch.float64)))
 
 
 def test_complex_values_are_compared_as_complex() -> None:
