@@ -61,7 +61,8 @@ class Pairs:
         step = max(_CHUNK // self.columns // multiple, 1) * multiple
         for start in range(0, self.rows, step):
             parts = self._one.tensor[start : start + step], self._other.tensor[start : start + step]
-            whole = not any(part.dtype.is_floating_point or part.dtype.is_complex for part in parts)
+            dtype = parts[0].dtype
+            whole = dtype == parts[1].dtype and not dtype.is_floating_point and not dtype.is_complex
             # float64 does not tell every int64 from the next
             self.equal = self.equal and (not whole or bool((parts[0] == parts[1]).all()))
             yield (

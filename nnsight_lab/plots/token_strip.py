@@ -1,9 +1,10 @@
 """Tokens with scores behind them, as HTML that needs no script and no kernel.
 
-The hard fact: a saved notebook is read on pages that run no script, in trust that does not keep styles, and
-by readers who see no colour. So every token carries its words (position, id, text, score) where a screen
-reader and the keyboard find them, its colour stands in its own style, and text is black or white, whichever
-is read better on it. A page that knows JupyterLab's theme gets that theme's colours by CSS variables.
+The hard fact: a saved notebook is read on pages that run no script, by JupyterLab's sanitizer, which takes
+styles to pieces (a notebook that is not trusted keeps plain colours, and loses variables, style sheets and
+the keyboard's way in), and by readers who see no colour. So every token carries its words (position, id,
+text, score) where a screen reader and the keyboard find them, its colour is a plain one in its own style, and
+text is black or white, whichever is read better on it. A page that says that it is dark gets darker colours.
 """
 
 from __future__ import annotations
@@ -158,7 +159,7 @@ class TokenStrip:
         title = f"<div><strong>{html.escape(self._title)}</strong></div>" if self._title else ""
         notes = [note for note in (self._colours.note, self._hidden()) if note]
         rest = f"<div>{html.escape('; '.join(notes))}</div>" if notes else ""
-        style = f"<style>{_CSS % {'font': MONOSPACE}}{_variables(kind)}</style>"
+        style = f"<style>{_CSS % {'font': MONOSPACE}}{_dark(kind)}</style>"
         return f'<div class="lab-strip lab-strip-{kind}">{style}{title}{self._legend()}{body}{rest}</div>'
 
     def _flow(self) -> str:
@@ -192,8 +193,11 @@ class TokenStrip:
     def _attributes(self, row: int, place: int, style: str) -> str:
         said = html.escape(self._said(row, place))
         score = float(self.scores[row, place])
-        colour = _GAP if not math.isfinite(score) else self._style(self._shade(score))
-        return f'tabindex="0" title="{said}" aria-label="{said}" style="{style};{colour}"'
+        words = f'tabindex="0" title="{said}" aria-label="{said}"'
+        if not math.isfinite(score):
+            return f'{words} style="{style};{_GAP}"'
+        shade = self._shade(score)
+        return f'{words} class="lab-{shade}" style="{style};{self._style(shade)}"'
 
     def _shade(self, score: float) -> int:
         low, high = self._colours.low, self._colours.high
@@ -204,18 +208,18 @@ class TokenStrip:
 
     def _style(self, shade: int) -> str:
         background = _shades(self._colours.scale == "diverging", 0)[shade]
-        return f"background:var(--b{shade},{background});color:var(--t{shade},{text_on(background)})"
+        return f"background-color:{background};color:{text_on(background)}"
 
     def _legend(self) -> str:
         """The colours in a row, with the values at their ends; for the eye only."""
         boxes = "".join(
-            f'<span style="display:inline-block;width:12px;height:10px;{self._style(shade)}"></span>'
+            f'<span class="lab-{shade}" style="padding:0 5px;{self._style(shade)}"> </span>'
             for shade in range(0, _SHADES, 4)
         )
         ends = html.escape(_short(self._colours.low)), html.escape(_short(self._colours.high))
         return (
             f'<div aria-hidden="true" style="font-size:12px">{html.escape(self._score_name)} '
-            f"{ends[0]} {boxes} {ends[1]}</div>"
+            f"{ends[0]}&nbsp;{boxes}&nbsp;{ends[1]}</div>"
         )
 
 
@@ -295,11 +299,14 @@ def _shades(diverging: bool, dark: int) -> list[str]:
     return [colour_at(colours, shade / (_SHADES - 1)) for shade in range(_SHADES)]
 
 
-def _variables(kind: str) -> str:
-    """What a dark page changes; a light one has the colours in each token's own style."""
-    shades = _shades(kind == "both", 1)
-    inside = "".join(f"--b{n}:{colour};--t{n}:{text_on(colour)};" for n, colour in enumerate(shades))
-    return ",".join(f"{page} .lab-strip-{kind}" for page in _DARK) + "{color-scheme:dark;" + inside + "}"
+def _dark(kind: str) -> str:
+    """The style sheet of a dark page; on a light one the colours are in each token's own style."""
+    pages = f":is({','.join(_DARK)}) .lab-strip-{kind}"
+    shades = "".join(
+        f"{pages} .lab-{shade}{{background-color:{colour}!important;color:{text_on(colour)}!important}}"
+        for shade, colour in enumerate(_shades(kind == "both", 1))
+    )
+    return f"{pages}{{color-scheme:dark}}{shades}"
 
 
 def _short(value: float) -> str:

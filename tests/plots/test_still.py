@@ -123,3 +123,16 @@ def test_a_notebook_gets_figure_and_still_and_another_renderer_is_kept(
         pio.renderers.default = before
     assert set(shown[0]) == {PLOTLY, "text/html", "text/plain"}
     assert shown[1] == "show"
+
+
+def test_an_html_export_shows_the_still() -> None:
+    nbconvert = pytest.importorskip("nbconvert")
+    import nbformat
+
+    figure = heatmap([[1, 2]], title="Seen everywhere")
+    output = nbformat.v4.new_output("display_data", data=figure._repr_mimebundle_())
+    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("figure", outputs=[output])])
+    nbformat.validate(book)
+    body, _ = nbconvert.HTMLExporter(template_name="basic").from_notebook_node(book)
+    assert "Seen everywhere" in body
+    assert "data:image/png;base64," in body
