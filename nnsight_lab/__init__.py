@@ -24,6 +24,7 @@ from nnsight_lab import errors
 
 if TYPE_CHECKING:
     import os
+    import types
     from collections.abc import Callable, Sequence
 
     from nnsight_lab.engine.estimate import Estimate
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from nnsight_lab.engine.status import StartProgress, StopReport
     from nnsight_lab.engine.stream import Stream
     from nnsight_lab.engine.tracer import EditTracer, LabTracer
+    from nnsight_lab.plots.token_strip import TokenStrip
     from nnsight_lab.saves.saved_file import SavedFile
     from nnsight_lab.saves.store import SavesStore
 
@@ -53,6 +55,7 @@ __all__ = [
     "generate",
     "get_engine",
     "load_ipython_extension",
+    "plot",
     "read",
     "residual",
     "restart",
@@ -60,6 +63,7 @@ __all__ = [
     "start",
     "stop",
     "stream",
+    "token_strip",
     "trace",
     "unload_ipython_extension",
 ]
@@ -218,6 +222,33 @@ def residual(output: Any) -> Any:
     from nnsight_lab.lens.residual import residual as of_layer  # torch
 
     return of_layer(output)
+
+
+def token_strip(tokens: Sequence[str], scores: Any, **options: Any) -> TokenStrip:
+    """Tokens with scores as colours behind them; see `nnsight_lab.plots.token_strip.token_strip`.
+
+    ``lab.token_strip(texts, scores, token_ids=ids)``; scores are ``[token]``, or ``[row, token]`` for a row
+    per layer or head.
+    """
+    __tracebackhide__ = True
+    from nnsight_lab.plots.token_strip import token_strip as of_tokens  # torch and plotly
+
+    return of_tokens(tokens, scores, **options)
+
+
+def __getattr__(name: str) -> types.ModuleType:
+    """``lab.plot``: figures of saved values; imported when it is first asked for, since plotly takes long."""
+    if name != "plot":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+
+    plots = importlib.import_module("nnsight_lab.plots")
+    globals()["plot"] = plots
+    return plots
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
 
 
 def load_ipython_extension(shell: Any) -> None:

@@ -15,10 +15,10 @@ import sys
 from collections.abc import Sequence
 from importlib import metadata
 
-from nnsight_lab.cli import bench, demo, doctor, export, model
+from nnsight_lab.cli import bench, demo, doctor, export, freeze, model
 from nnsight_lab.errors import LabError
 
-SUBCOMMANDS = (doctor, demo, model, export, bench)
+SUBCOMMANDS = (doctor, demo, model, export, freeze, bench)
 
 
 def build_parser() -> argparse.ArgumentParser:

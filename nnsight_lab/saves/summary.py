@@ -93,7 +93,7 @@ class _Counts:
 
     def add(self, chunk: torch.Tensor) -> npt.NDArray[np.float64]:
         """Count a chunk; its finite values ``[value]``."""
-        values = _float64(chunk)
+        values = float64(chunk)
         self.zeros += values.size - int(np.count_nonzero(values))
         if not (chunk.dtype.is_floating_point or chunk.dtype.is_complex):
             whole = chunk.numpy()  # float64 does not hold every int64
@@ -163,7 +163,7 @@ def _chunks(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
             yield from _chunks(half)
 
 
-def _float64(chunk: torch.Tensor) -> npt.NDArray[np.float64]:
+def float64(chunk: torch.Tensor) -> npt.NDArray[np.float64]:
     """The values ``[value]`` as float64, those of complex numbers as magnitudes: NaN before infinite."""
     if chunk.dtype is getattr(torch, "float4_e2m1fn_x2", None):
         pairs = chunk.reshape(-1).view(torch.uint8).numpy()

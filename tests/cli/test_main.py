@@ -12,11 +12,11 @@ from nnsight_lab.errors import ModelNotFound
 def test_help_names_every_command(command):
     answer = command("--help")
     assert answer.returncode == 0
-    for name in ("doctor", "demo", "model", "export"):
+    for name in ("doctor", "demo", "model", "export", "freeze"):
         assert f"\n  {name} " in answer.stdout or f"\n    {name} " in answer.stdout
 
 
-@pytest.mark.parametrize("line", ["doctor", "demo", "model", "model demo", "model list", "export"])
+@pytest.mark.parametrize("line", ["doctor", "demo", "model", "model demo", "model list", "export", "freeze"])
 def test_every_command_has_help_of_its_own(line, capsys):
     with pytest.raises(SystemExit) as left:
         cli.main([*line.split(), "--help"])
