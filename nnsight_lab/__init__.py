@@ -34,14 +34,19 @@ __version__ = "0.1.0"
 
 __all__ = [
     "__version__",
+    "aattention",
     "agenerate",
+    "alogit_lens",
+    "attention",
     "edit",
     "edits",
     "engines",
     "errors",
     "generate",
     "get_engine",
+    "lens",
     "load_ipython_extension",
+    "logit_lens",
     "residual",
     "restart",
     "start",
@@ -178,6 +183,46 @@ def residual(output: Any) -> Any:
     from nnsight_lab.lens.residual import residual as of_layer  # torch
 
     return of_layer(output)
+
+
+def logit_lens(*prompts: Any, engine: str | None = None, **options: Any) -> Any:
+    """What each layer would say next, on the current engine: ``lab.logit_lens("…", target=" Paris")``.
+
+    A `LogitLens` (a list of them for several prompts): top tokens, entropy in nats, and the ranks of the
+    model's own next token and of a target, ``[layer, position]``. See `LocalEngine.logit_lens`.
+    """
+    __tracebackhide__ = True
+    return _manager().engine(engine).logit_lens(*prompts, **options)
+
+
+async def alogit_lens(*prompts: Any, engine: str | None = None, **options: Any) -> Any:
+    """`logit_lens`, awaited."""
+    __tracebackhide__ = True
+    return await _manager().engine(engine).alogit_lens(*prompts, **options)
+
+
+def attention(*prompts: Any, engine: str | None = None, **options: Any) -> Any:
+    """Attention patterns, on the current engine: ``lab.attention("…", layers=[3])``.
+
+    An `Attention` with ``patterns`` ``[layer, head, query, key]`` (a list of them for several prompts). See `LocalEngine.attention`.
+    """
+    __tracebackhide__ = True
+    return _manager().engine(engine).attention(*prompts, **options)
+
+
+async def aattention(*prompts: Any, engine: str | None = None, **options: Any) -> Any:
+    """`attention`, awaited."""
+    __tracebackhide__ = True
+    return await _manager().engine(engine).aattention(*prompts, **options)
+
+
+def __getattr__(name: str) -> Any:
+    # `lab.lens` needs torch: imported when first asked for.
+    if name == "lens":
+        import importlib
+
+        return importlib.import_module("nnsight_lab.lens")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def load_ipython_extension(shell: Any) -> None:

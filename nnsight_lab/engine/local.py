@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nnsight_lab.engine.call import Call
+from nnsight_lab.engine.looking import Looking
 from nnsight_lab.engine.sampling import prompt_list, sampling_params
-from nnsight_lab.engine.service import EngineService
 from nnsight_lab.engine.stream import Stream
 from nnsight_lab.engine.tracer import EditTracer, LabTracer, Watcher
 from nnsight_lab.errors import RequestRefused
@@ -20,7 +20,7 @@ from nnsight_lab.wire.keys import COUNT
 _OWN_SETTINGS = ("lora_request", "save_budget")
 
 
-class LocalEngine(EngineService):
+class LocalEngine(Looking):
     """One vLLM engine of this process.
 
     Made by `nnsight_lab.start`; use it as ``with engine.trace(prompt):``, ``with
