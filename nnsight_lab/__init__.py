@@ -204,7 +204,8 @@ async def alogit_lens(*prompts: Any, engine: str | None = None, **options: Any) 
 def attention(*prompts: Any, engine: str | None = None, **options: Any) -> Any:
     """Attention patterns, on the current engine: ``lab.attention("…", layers=[3])``.
 
-    An `Attention` with ``patterns`` ``[layer, head, query, key]`` (a list of them for several prompts). See `LocalEngine.attention`.
+    An `Attention` with ``patterns`` ``[layer, head, query, key]`` (a list of them for several
+    prompts). See `LocalEngine.attention`.
     """
     __tracebackhide__ = True
     return _manager().engine(engine).attention(*prompts, **options)

@@ -88,17 +88,18 @@ class Question(Generic[T]):
         texts.update(zip(broken, map(str, tokenizer.convert_ids_to_tokens(broken)), strict=True))
         return texts
 
-    def _ids(self, prompt: Any) -> list[int]:
+    def _ids(self, given: Any) -> list[int]:
         """A prompt's tokens, as vLLM would have them: how many there are is asked before it runs."""
-        if isinstance(prompt, Mapping):
-            if prompt.get("multi_modal_data"):
+        prompt = given
+        if isinstance(given, Mapping):
+            if given.get("multi_modal_data"):
                 raise RequestRefused(
                     "A lens takes text or token ids: of other data the tokens are not known."
                 )
-            given = next(
-                (prompt[k] for k in ("prompt_token_ids", "input_ids", "prompt") if k in prompt), None
-            )
-            prompt = given.tolist() if hasattr(given, "tolist") else given
+            keys = [key for key in ("prompt_token_ids", "input_ids", "prompt") if key in given]
+            prompt = given[keys[0]] if keys else ""
+            if isinstance(prompt, torch.Tensor):
+                prompt = prompt.tolist()
             if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], list):
                 prompt = prompt[0]
         if isinstance(prompt, str):
