@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import torch
 
-from nnsight_lab.lens.logits import CHUNK_BYTES
+#: One float32 array of scores is at most this large.
+_CHUNK_BYTES = 32 << 20
 
 
 def attention_pattern(
@@ -26,7 +27,7 @@ def attention_pattern(
 ) -> torch.Tensor:
     """How much each query attends to each key of its own prompt.
 
-    Besides the result, about ``3 * CHUNK_BYTES`` (96 MiB) is alive at once, or three rows of keys.
+    Besides the result, about ``3 * _CHUNK_BYTES`` (96 MiB) is alive at once, or three rows of keys.
 
     Args:
         query: After the rotary embedding ``[token, head, dim]``.
@@ -49,7 +50,7 @@ def attention_pattern(
     rows = torch.tensor(range(tokens) if queries is None else queries, device=query.device)
     pattern = torch.empty((len(chosen), len(rows), tokens), dtype=dtype, device=query.device)
     places = torch.arange(tokens, device=query.device)
-    per_chunk = max(1, CHUNK_BYTES // (4 * max(1, tokens)))
+    per_chunk = max(1, _CHUNK_BYTES // (4 * max(1, tokens)))
     heads_at_once = max(1, per_chunk // max(1, len(rows)))
     for h in range(0, len(chosen), heads_at_once):
         of = chosen[h : h + heads_at_once]
