@@ -305,9 +305,9 @@ class AttentionQuestion(Question[Attention]):
         total = sum(self._bytes(index) for index in range(len(self.prompts)))
         if total > allowed:
             raise RequestRefused(
-                f"These patterns would be {total / 1e9:.2g} GB ({len(self.layers)} layers x "
-                f"{len(self.heads)} heads x queries x tokens); max_bytes is {allowed / 1e9:.2g} GB. Ask for "
-                'fewer layers, heads or queries, or dtype="float16".'
+                f"These patterns would be {total:,} bytes ({len(self.layers)} layers x {len(self.heads)} "
+                f"heads x queries x tokens); max_bytes is {allowed:,}. Ask for fewer layers, heads or "
+                'queries, or dtype="float16".'
             )
 
     def _heads(self) -> int:

@@ -229,7 +229,7 @@ def test_a_question_without_an_answer_is_one_line(engine, asked, line):
         ({"dtype": "bfloat16"}, 'dtype=\'bfloat16\' is neither "float32" nor "float16".'),
         (
             {"max_bytes": 16000},
-            "These patterns would be 1.6e-05 GB (4 layers x 4 heads x queries x tokens); max_bytes is 1.6e-05 GB.",
+            "These patterns would be 16,384 bytes (4 layers x 4 heads x queries x tokens); max_bytes is",
         ),
     ],
 )
