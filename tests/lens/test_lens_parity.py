@@ -113,7 +113,7 @@ def test_an_unfused_tied_models_lens_and_attention_are_hugging_faces(unfused, gp
     attention_agrees(unfused, gpt2_path, prompt)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture  # of one test: the next may want another engine, and this one is kept anyway
 def unfused(one_engine, gpt2_path, nothing_left_behind):
     engine = one_engine.want(gpt2_path, "async", dtype="float32", max_model_len=models.CONTEXT)
     yield engine
@@ -130,7 +130,7 @@ def test_soft_caps_and_windows_are_hugging_faces(capped, gemma2_path):
     assert sorted(set(seen.tolist())) == [models.WINDOW, len(FOX)]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture  # of one test: the next may want another engine, and this one is kept anyway
 def capped(one_engine, gemma2_path, nothing_left_behind):
     engine = one_engine.want(gemma2_path, "sync", dtype="float32", max_model_len=models.CONTEXT)
     yield engine
