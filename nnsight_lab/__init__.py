@@ -45,8 +45,11 @@ __version__ = "0.1.0"
 
 __all__ = [
     "__version__",
+    "aattention",
     "aestimate",
     "agenerate",
+    "alogit_lens",
+    "attention",
     "edit",
     "edits",
     "engines",
@@ -54,7 +57,9 @@ __all__ = [
     "estimate",
     "generate",
     "get_engine",
+    "lens",
     "load_ipython_extension",
+    "logit_lens",
     "plot",
     "read",
     "residual",
@@ -224,6 +229,38 @@ def residual(output: Any) -> Any:
     return of_layer(output)
 
 
+def logit_lens(*prompts: Any, engine: str | None = None, **options: Any) -> Any:
+    """What each layer would say next, on the current engine: ``lab.logit_lens("…", target=" Paris")``.
+
+    A `LogitLens` (a list of them for several prompts): top tokens, entropy in nats, and the ranks of the
+    model's own next token and of a target, ``[layer, position]``. See `LocalEngine.logit_lens`.
+    """
+    __tracebackhide__ = True
+    return _manager().engine(engine).logit_lens(*prompts, **options)
+
+
+async def alogit_lens(*prompts: Any, engine: str | None = None, **options: Any) -> Any:
+    """`logit_lens`, awaited."""
+    __tracebackhide__ = True
+    return await _manager().engine(engine).alogit_lens(*prompts, **options)
+
+
+def attention(*prompts: Any, engine: str | None = None, **options: Any) -> Any:
+    """Attention patterns, on the current engine: ``lab.attention("…", layers=[3])``.
+
+    An `Attention` with ``patterns`` ``[layer, head, query, key]`` (a list of them for several
+    prompts). See `LocalEngine.attention`.
+    """
+    __tracebackhide__ = True
+    return _manager().engine(engine).attention(*prompts, **options)
+
+
+async def aattention(*prompts: Any, engine: str | None = None, **options: Any) -> Any:
+    """`attention`, awaited."""
+    __tracebackhide__ = True
+    return await _manager().engine(engine).aattention(*prompts, **options)
+
+
 def token_strip(tokens: Sequence[str], scores: Any, **options: Any) -> TokenStrip:
     """Tokens with scores as colours behind them; see `nnsight_lab.plots.token_strip.token_strip`.
 
@@ -236,15 +273,18 @@ def token_strip(tokens: Sequence[str], scores: Any, **options: Any) -> TokenStri
     return of_tokens(tokens, scores, **options)
 
 
+#: Rooms that are loaded when they are first asked for: ``lab.lens`` needs torch, ``lab.plot`` plotly.
+_LATER = {"lens": "nnsight_lab.lens", "plot": "nnsight_lab.plots"}
+
+
 def __getattr__(name: str) -> types.ModuleType:
-    """``lab.plot``: figures of saved values; imported when it is first asked for, since plotly takes long."""
-    if name != "plot":
+    """``lab.lens`` and ``lab.plot``."""
+    if name not in _LATER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib
 
-    plots = importlib.import_module("nnsight_lab.plots")
-    globals()["plot"] = plots
-    return plots
+    room = globals()[name] = importlib.import_module(_LATER[name])
+    return room
 
 
 def __dir__() -> list[str]:

@@ -19,6 +19,7 @@ LabError
     RequestRefused                a prompt or sampling setting that the engine does not take
     UnknownEdit                   no edit of that name; names the nearest
     EditRefused                   a block or name that cannot be installed
+    LensRefused                   a logit lens or attention pattern that would not be right here
     NotPicklable                  a name in the block cannot be sent to the worker
     Interrupted                   the stop button; also a KeyboardInterrupt
     PlotRefused                   values that cannot be drawn, or not in that way
@@ -135,6 +136,10 @@ class UnknownEdit(PlainError):
 
 class EditRefused(PlainError):
     """A block or a name that cannot be installed as an edit, or run as a trace."""
+
+
+class LensRefused(PlainError):
+    """A logit lens or an attention pattern that would not be right on this model; the message says why."""
 
 
 class NotPicklable(PlainError):

@@ -40,6 +40,11 @@ def gpt2_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def gemma2_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return models.tiny_gemma2(tmp_path_factory.mktemp("tiny") / "gemma2")
+
+
+@pytest.fixture(scope="session")
 def one_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OneEngine]:
     """Starts engines, and never has two of them alive; none is left when the session ends."""
     with pytest.MonkeyPatch.context() as environment:

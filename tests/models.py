@@ -12,6 +12,8 @@ from typing import Any
 
 LAYERS = 4
 HIDDEN = 128
+#: Keys that a query of the tiny Gemma's odd layers sees; fewer than a test's prompt has.
+WINDOW = 8
 #: More than any test generates, and a multiple of nothing in particular.
 CONTEXT = 1024
 
@@ -48,6 +50,30 @@ def tiny_llama(folder: Path) -> Path:
         eos_token_id=1,
     )
     return _made(folder, LlamaForCausalLM, config)
+
+
+def tiny_gemma2(folder: Path) -> Path:
+    """A Gemma 2: soft caps on logits and scores, a sliding window in every other layer, tied ends."""
+    from transformers import Gemma2Config, Gemma2ForCausalLM
+
+    config = Gemma2Config(
+        vocab_size=258,
+        hidden_size=HIDDEN,
+        intermediate_size=256,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        query_pre_attn_scalar=48,
+        sliding_window=WINDOW,
+        attn_logit_softcapping=20.0,
+        final_logit_softcapping=10.0,
+        max_position_embeddings=CONTEXT,
+        initializer_range=0.1,
+        bos_token_id=0,
+        eos_token_id=1,
+    )
+    return _made(folder, Gemma2ForCausalLM, config)
 
 
 def tiny_gpt2(folder: Path) -> Path:

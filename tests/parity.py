@@ -66,3 +66,31 @@ def residuals(engine: Any, layers: Any, prompt: str) -> list[Any]:
     with engine.trace(prompt, **GREEDY):
         streams = [lab.residual(layer.output) for layer in layers].save()
     return list(streams)
+
+
+@cache
+def hugging_face_lens(path: Path, prompt: str) -> Any:
+    """The logit lens by Hugging Face's norm and head, as log-probabilities ``[layer, token, vocabulary]``."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+    norm = model.transformer.ln_f if hasattr(model, "transformer") else model.model.norm
+    cap = getattr(model.config, "final_logit_softcapping", None)
+    with torch.no_grad():
+        logits = model.lm_head(norm(torch.stack(hugging_face(path, prompt)[0])))
+        return torch.log_softmax(torch.tanh(logits / cap) * cap if cap else logits, dim=-1)
+
+
+@cache
+def hugging_face_attention(path: Path, prompt: str) -> Any:
+    """The attention patterns of Hugging Face's eager attention ``[layer, head, query, key]``."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(
+        path, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+    ids = AutoTokenizer.from_pretrained(path)(prompt, return_tensors="pt").input_ids
+    with torch.no_grad():
+        return torch.cat(model(ids, use_cache=False, output_attentions=True).attentions)

@@ -77,6 +77,15 @@ class Block:
             presaved=frozenset(presaved & used_locals.keys()),
         )
 
+    @classmethod
+    def of_source(cls, source: str, **names: Any) -> Block:
+        """A block of this package's own: text that nobody wrote in a notebook, and the names it reads.
+
+        What it does stands in functions that the text imports, so code does not travel, and no line
+        of it is anybody's.
+        """
+        return cls(source=source, filename="<nnsight_lab>", first_line=1, glbls={}, lcls=names)
+
     @property
     def text(self) -> str:
         """The body as the user wrote it, dedented, for people to read."""

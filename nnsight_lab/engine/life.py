@@ -11,7 +11,8 @@ import time
 import uuid
 import weakref
 from collections.abc import Callable
-from typing import Any
+from concurrent.futures import Future
+from typing import Any, TypeVar
 
 from typing_extensions import Self
 
@@ -30,6 +31,8 @@ from nnsight_lab.engine.sync_driver import SyncDriver
 from nnsight_lab.engine.waiting import Watch, await_, wait
 from nnsight_lab.errors import EngineDied, EngineNotStarted, LabError
 from nnsight_lab.saves.store import SavesStore
+
+T = TypeVar("T")
 
 #: How long after a failed call a death may take to show.
 _DEATH_SHOWS_S = 1.5
@@ -217,8 +220,13 @@ class EngineLife:
         """Call a worker method on every rank and wait."""
         __tracebackhide__ = True
         self._require()
+        return self.waited(self._driver.rpc(method, *args))
+
+    def waited(self, answer: Future[T]) -> T:
+        """What a message to the workers was answered."""
+        __tracebackhide__ = True
         try:
-            return wait(self._driver.rpc(method, *args), Watch(died=self.died))
+            return wait(answer, Watch(died=self.died))
         except Exception as error:
             raise self._mapped(error) from None
 
@@ -226,8 +234,13 @@ class EngineLife:
         """`rpc`, awaited."""
         __tracebackhide__ = True
         self._require()
+        return await self.awaited(self._driver.rpc(method, *args))
+
+    async def awaited(self, answer: Future[T]) -> T:
+        """`waited`, awaited."""
+        __tracebackhide__ = True
         try:
-            return await await_(self._driver.rpc(method, *args), Watch(died=self.died))
+            return await await_(answer, Watch(died=self.died))
         except Exception as error:
             raise self._mapped(error) from None
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from nnsight_lab.engine.call import Call
 from nnsight_lab.engine.estimating import EngineEstimates
+from nnsight_lab.engine.looking import Looking
 from nnsight_lab.engine.sampling import prompt_list, sampling_params
 from nnsight_lab.engine.stream import Stream
 from nnsight_lab.engine.tracer import EditTracer, LabTracer, Watcher
@@ -20,7 +21,7 @@ from nnsight_lab.wire.keys import COUNT
 _OWN_SETTINGS = ("lora_request", "save_budget")
 
 
-class LocalEngine(EngineEstimates):
+class LocalEngine(Looking, EngineEstimates):
     """One vLLM engine of this process.
 
     Made by `nnsight_lab.start`; use it as ``with engine.trace(prompt):``, ``with

@@ -7,8 +7,8 @@ positions are shown, the figure says which, and ``positions=`` chooses others.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from typing import Any, Final, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -35,23 +35,29 @@ _COLUMN_PX, _BESIDE_PX, _PAGE_PX, _CHARACTER_PX = 46, 160, 900, 6.7
 _COLOURS: Final = ("probability", "entropy", "rank")
 _ROW_PX: Final = 22
 
+T = TypeVar("T")
+
 
 class LensResult(Protocol):
     """What a logit lens found.
 
     Attributes:
         layers: The layers that were read.
-        tokens: The text of each position's own token.
+        positions: The places in the prompt that were.
+        tokens: The text of each of the prompt's tokens; empty where only a stream was read.
         token_ids: Their ids.
         top_ids: ``[layer, position, k]``, integers, the most probable first.
         top_probabilities: ``[layer, position, k]``.
-        top_texts: The tokens' texts, nested alike.
+        top_tokens: The tokens' texts, nested alike.
         entropy: ``[layer, position]``, in nats.
-        final_rank: ``[layer, position]``, integers: how high each layer ranks what the last layer says.
+        final_ranks: ``[layer, position]``, integers: how many tokens each layer finds likelier than the one
+            that the last layer says; None where the last layer is not known.
     """
 
     @property
     def layers(self) -> Sequence[int]: ...
+    @property
+    def positions(self) -> Sequence[int]: ...
     @property
     def tokens(self) -> Sequence[str]: ...
     @property
@@ -61,11 +67,11 @@ class LensResult(Protocol):
     @property
     def top_probabilities(self) -> Any: ...
     @property
-    def top_texts(self) -> Sequence[Sequence[Sequence[str]]]: ...
+    def top_tokens(self) -> Sequence[Sequence[Sequence[str]]]: ...
     @property
     def entropy(self) -> Any: ...
     @property
-    def final_rank(self) -> Any: ...
+    def final_ranks(self) -> Any: ...
 
 
 def logit_lens(
@@ -97,19 +103,19 @@ def logit_lens(
     if colour not in _COLOURS:
         raise PlotRefused(f"colour={colour!r} is not known: write one of {', '.join(map(repr, _COLOURS))}.")
     read = _Read(result)
-    chosen, note = _chosen(positions, len(read.layers), len(read.tokens))
+    chosen, note = _chosen(positions, len(read.layers), len(read.places))
     across = Axis(
         "position",
         len(chosen),
-        chosen,
-        [read.tokens[position] for position in chosen],
+        [read.places[position] for position in chosen],
+        None if read.tokens is None else [read.tokens[position] for position in chosen],
         None if read.token_ids is None else [read.token_ids[position] for position in chosen],
     )
     down = Axis("layer", len(read.layers), read.layers)
     values = {
         "probability": lambda: read.probabilities[:, :, 0],
         "entropy": lambda: read.part("entropy"),
-        "rank": lambda: read.part("final_rank"),
+        "rank": lambda: read.ranks(),
     }[colour]()[:, chosen]
     unit = {
         "probability": "probability",
@@ -163,15 +169,32 @@ class _Read:
     def __init__(self, result: LensResult) -> None:
         self._result = result
         self.layers = [int(layer) for layer in result.layers]
-        self.tokens = [str(token) for token in result.tokens]
-        ids = getattr(result, "token_ids", None)
-        self.token_ids = None if ids is None else [int(token_id) for token_id in ids]
-        if not self.layers or not self.tokens:
+        self.places = [int(place) for place in result.positions]
+        self.tokens = self._at_places(result.tokens, str)
+        self.token_ids = self._at_places(result.token_ids, int)
+        if not self.layers or not self.places:
             raise PlotRefused("there is nothing to draw: the lens has no layers or no positions")
         self.probabilities = self._three("top_probabilities")
         self._ids = self._three("top_ids").astype(np.int64)
-        self._texts = result.top_texts
-        self._entropy, self._rank = self.part("entropy"), self.part("final_rank")
+        self._texts = result.top_tokens
+        self._entropy = self.part("entropy")
+        self._ranks = None if result.final_ranks is None else self.part("final_ranks")
+
+    def _at_places(self, of_prompt: Sequence[Any], kind: Callable[[Any], T]) -> list[T] | None:
+        """What is known of each place that was read; None where there is no prompt."""
+        if len(of_prompt) == 0:
+            return None
+        if max(self.places, default=0) >= len(of_prompt):
+            raise PlotRefused(
+                f"the lens has position {max(self.places)}, and a prompt of {len(of_prompt)} tokens"
+            )
+        return [kind(of_prompt[place]) for place in self.places]
+
+    def ranks(self) -> npt.NDArray[np.float64]:
+        """How many tokens each layer finds likelier than the last layer's, ``[layer, position]``."""
+        if self._ranks is None:
+            raise PlotRefused("the lens has no ranks: the last layer was not read with it")
+        return self._ranks
 
     def part(self, name: str) -> npt.NDArray[np.float64]:
         """A part ``[layer, position]``, float64."""
@@ -187,7 +210,7 @@ class _Read:
         return self._fitting(name, matrix_of(flat).read().reshape(shape), 3)
 
     def _fitting(self, name: str, values: npt.NDArray[np.float64], dims: int) -> npt.NDArray[np.float64]:
-        expected = (len(self.layers), len(self.tokens))
+        expected = (len(self.layers), len(self.places))
         if values.ndim != dims or values.shape[:2] != expected:
             raise PlotRefused(
                 f"the lens's {name} has shape {list(values.shape)} for {expected[0]} layers and "
@@ -221,7 +244,8 @@ class _Read:
             line = f"{probability}  {text}  id {self._ids[layer, position, k]}"
             found.append(f"<b>{line}</b>" if k == 0 else line)
         found.append(f"entropy {self._entropy[layer, position]:.4g}")
-        found.append(f"rank of the last layer's token {self._rank[layer, position]:,.0f}")
+        if self._ranks is not None:
+            found.append(f"rank of the last layer's token {self._ranks[layer, position]:,.0f}")
         return "<br>".join(found)
 
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from nnsight.modeling.vllm.model_runners.GPUModelRunner import NNsightGPUModelRunner
 from vllm.distributed.parallel_state import get_pp_group, get_tp_group, get_world_group
 
 from nnsight_lab import pins
 from nnsight_lab.wire.codec import decode, encode
 from nnsight_lab.wire.keys import SAVES_CONFIG
+from nnsight_lab.worker import looking
 from nnsight_lab.worker.batching import LabBatcher, LabInterleaver
 from nnsight_lab.worker.courier import Courier
 from nnsight_lab.worker.requests import LabRequests
@@ -94,6 +96,22 @@ class LabRunner(NNsightGPUModelRunner):
 
     def _take_back(self, extents: bytes) -> None:
         self.courier.release([e for e in decode(extents) if e.rank == self.lab_rank])
+
+    def lab_lens(self, asked: bytes) -> bytes:
+        """The logit lens of a residual stream that was saved before, as the codec's bytes.
+
+        Args:
+            asked: The arguments of `looking.lens_of_stream`, encoded.
+
+        Returns:
+            Its tensors; or ``{"refused": why}``, since an exception here says nothing to the caller.
+        """
+        try:
+            with torch.inference_mode():
+                found = looking.lens_of_stream(self.nnsight_model, **decode(asked))
+            return encode({name: value.cpu() for name, value in found.items()})
+        except Exception as error:
+            return encode({"refused": f"{type(error).__name__}: {error}"})
 
     def lab_free(self, ids: list[str]) -> None:
         """Forget requests that were aborted: what their blocks saved goes nowhere."""

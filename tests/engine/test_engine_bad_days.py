@@ -49,6 +49,7 @@ def used(engine: Any) -> int:
 
 def goes_on(engine: Any) -> None:
     """The engine takes requests, and nothing of earlier ones is left in it."""
+    engine.saves.clear()
     gc.collect()
     engine._driver.home.flush()
     until(lambda: used(engine) == 0, 3, "a piece of shared memory was left taken")
@@ -325,6 +326,7 @@ def large(engine: Any, megabytes: int) -> None:
         many = row.repeat(times, 1).save()
     assert many.shape[0] == times
     assert many.eq(row).all()
+    engine.saves.clear()
 
 
 @pytest.fixture
@@ -416,6 +418,7 @@ def test_in_a_container_with_64_mib_of_shared_memory_large_saves_go_by_disk(tmpf
             large(engine, 500)
         assert held.shape == (80_000, 128)
         del held
+        engine.saves.clear()
         gc.collect()
     assert engine.generate(TOWER, **GREEDY)[0].finished
     freed(engine)

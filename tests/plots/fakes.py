@@ -13,13 +13,14 @@ WORDS = [" cat", " the", "<b>", "\n", "<0xE2>", " Paris", "שלום", "$x$", "a\
 @dataclass(frozen=True)
 class FakeLens:
     layers: tuple[int, ...]
+    positions: tuple[int, ...]
     tokens: tuple[str, ...]
     token_ids: tuple[int, ...]
     top_ids: torch.Tensor
     top_probabilities: torch.Tensor
-    top_texts: list[list[list[str]]]
+    top_tokens: list[list[list[str]]]
     entropy: torch.Tensor
-    final_rank: torch.Tensor
+    final_ranks: torch.Tensor | None
 
 
 def fake_lens(layers: int = 6, positions: int = 8, k: int = 5, **changed: Any) -> FakeLens:
@@ -32,12 +33,13 @@ def fake_lens(layers: int = 6, positions: int = 8, k: int = 5, **changed: Any) -
     rank = (probabilities > probabilities.gather(-1, last.expand(layers, -1)[..., None])).sum(-1)
     parts: dict[str, Any] = {
         "layers": tuple(range(layers)),
+        "positions": tuple(range(positions)),
         "tokens": tuple(WORDS[n % len(WORDS)] for n in range(positions)),
         "token_ids": tuple(range(100, 100 + positions)),
         "top_ids": top.indices,
         "top_probabilities": top.values.to(torch.bfloat16),
-        "top_texts": [[[WORDS[n] for n in cell] for cell in row] for row in top.indices.tolist()],
+        "top_tokens": [[[WORDS[n] for n in cell] for cell in row] for row in top.indices.tolist()],
         "entropy": -(probabilities * probabilities.log()).sum(-1),
-        "final_rank": rank,
+        "final_ranks": rank,
     }
     return FakeLens(**{**parts, **changed})

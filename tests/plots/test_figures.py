@@ -145,7 +145,7 @@ def test_text_is_read_on_the_page_that_a_theme_is_for(theme: str) -> None:
         lambda: compare(torch.randn(500, 500), torch.randn(500, 500)),
         lambda: compare(torch.randn(20_000, 40), torch.randn(20_000, 40)),
         lambda: logit_lens(fake_lens(60, 500)),
-        lambda: logit_lens(fake_lens(30, 200, top_texts=[[["日本語<&>" * 9] * 5] * 200] * 30)),
+        lambda: logit_lens(fake_lens(30, 200, top_tokens=[[["日本語<&>" * 9] * 5] * 200] * 30)),
         lambda: sweep(range(3_000), {str(n): torch.randn(3, 3_000) for n in range(5)}),
     ],
     ids=range(13),
@@ -308,7 +308,7 @@ def test_a_logit_lens_shows_tokens_in_its_cells() -> None:
     assert figure.layout.yaxis.title.text == "layer"
     assert np.asarray(logit_lens(lens, colour="entropy").data[0].z) == pytest.approx(lens.entropy.numpy())
     ranked = logit_lens(lens, colour="rank").data[0]
-    assert np.asarray(ranked.z) == pytest.approx(lens.final_rank.numpy() + 1)
+    assert np.asarray(ranked.z) == pytest.approx(lens.final_ranks.numpy() + 1)
 
 
 def test_text_in_a_cell_is_read_on_its_colour() -> None:
@@ -354,3 +354,20 @@ def test_a_logit_lens_takes_numpy_arrays() -> None:
         name: getattr(lens, name).float().numpy() for name in ("top_ids", "top_probabilities", "entropy")
     }
     assert len(logit_lens(fake_lens(**arrays)).data) == 2
+
+
+def test_a_lens_of_some_positions_is_drawn_at_those_positions():
+    parts = {"tokens": tuple("abcdefgh"), "token_ids": tuple(range(10, 18))}
+    lens = dataclasses.replace(fake_lens(4, 3), positions=(2, 5, 7), **parts)
+    figure = logit_lens(lens)
+    words = json.dumps(figure.to_plotly_json(), default=str, ensure_ascii=False)
+    assert all(f"id {token_id}" in words or str(token_id) in words for token_id in (12, 15, 17))
+    with pytest.raises(PlotRefused, match="position 7, and a prompt of 4 tokens"):
+        logit_lens(dataclasses.replace(lens, tokens=tuple("abcd"), token_ids=tuple(range(4))))
+
+
+def test_a_lens_of_a_stream_alone_is_drawn_without_tokens_and_has_no_ranks_without_the_last_layer():
+    lens = fake_lens(4, 3, tokens=(), token_ids=(), final_ranks=None)
+    assert logit_lens(lens).data[0].z is not None
+    with pytest.raises(PlotRefused, match="no ranks"):
+        logit_lens(lens, colour="rank")

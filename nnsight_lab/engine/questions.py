@@ -1,0 +1,382 @@
+"""A question to a lens: checked against the model before anything runs, and its answer put together.
+
+Counts come from the model's configuration and from the tree without weights in this process; a mistake is
+one line that says what there is.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+
+import torch
+
+from nnsight_lab.blocks.block import Block
+from nnsight_lab.engine.homecoming import size_of
+from nnsight_lab.engine.sampling import prompt_list
+from nnsight_lab.errors import LensRefused, RequestRefused
+from nnsight_lab.lens.anatomy import anatomy, attention_form
+from nnsight_lab.lens.attention import Attention
+from nnsight_lab.lens.logit_lens import LogitLens
+
+if TYPE_CHECKING:
+    from nnsight_lab.engine.service import EngineService
+
+T = TypeVar("T")
+
+# Functions of the worker's own, imported there: nothing of this package travels with a block.
+_LENS_BLOCK = """\
+from nnsight_lab.worker.looking import lens_of_request
+found = lens_of_request(model, **asked).save()
+"""
+_ATTENTION_BLOCK = """\
+from nnsight_lab.worker.looking import attention_of_request
+found = attention_of_request(model, **asked).save()
+"""
+
+
+class Asked(NamedTuple):
+    """A question as it goes to the worker with one prompt.
+
+    Attributes:
+        block: What runs there.
+        held_bytes: What it holds in the worker until its request ends.
+    """
+
+    block: Block
+    held_bytes: int
+
+
+class Question(Generic[T]):
+    """What every look at a model has: prompts, layers, and what is known of the model.
+
+    Attributes:
+        prompts: Token ids of each.
+        several: Whether the caller gave a list of prompts.
+        layers: Layer numbers, in the caller's order.
+    """
+
+    def __init__(self, engine: EngineService, prompts: Sequence[Any], layers: Any) -> None:
+        config = engine._vllm_config()
+        if config.parallel_config.pipeline_parallel_size > 1:
+            raise LensRefused("A lens needs all layers in one place, and this engine has pipeline stages.")
+        self.engine = engine
+        self.config = config.model_config
+        self.count = int(self.config.hf_text_config.num_hidden_layers)
+        self.anatomy = anatomy(engine.model._module, self.count)
+        self.layers = chosen(layers, self.count, "layer", f"the model has {self.count} layers")
+        listed, self.several = prompt_list(prompts)
+        self.prompts = [self._ids(prompt) for prompt in listed]
+
+    def asked(self, index: int, *, check: bool) -> Asked:
+        """The block that asks this of a prompt."""
+        raise NotImplementedError
+
+    def answer(self, index: int, found: Any) -> T:
+        """The result, from what the block saved."""
+        raise NotImplementedError
+
+    def texts(self, ids: Iterable[int]) -> dict[int, str]:
+        """The text of each token; of one that is part of a character, the vocabulary's own word for it."""
+        tokenizer = self.engine.tokenizer
+        wanted = sorted(set(ids))
+        known = [i for i in wanted if i < len(tokenizer)]  # a model's vocabulary may be padded past that
+        texts = dict.fromkeys(wanted, "")
+        texts.update(zip(known, tokenizer.batch_decode([[i] for i in known]), strict=True))
+        broken = [i for i, text in texts.items() if "\ufffd" in text]
+        texts.update(zip(broken, map(str, tokenizer.convert_ids_to_tokens(broken)), strict=True))
+        return texts
+
+    def _ids(self, given: Any) -> list[int]:
+        """A prompt's tokens, as vLLM would have them: how many there are is asked before it runs."""
+        prompt = given
+        if isinstance(given, Mapping):
+            if given.get("multi_modal_data"):
+                raise RequestRefused(
+                    "A lens takes text or token ids: of other data the tokens are not known."
+                )
+            keys = [key for key in ("prompt_token_ids", "input_ids", "prompt") if key in given]
+            prompt = given[keys[0]] if keys else ""
+            if isinstance(prompt, torch.Tensor):
+                prompt = prompt.tolist()
+            if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], list):
+                prompt = prompt[0]
+        if isinstance(prompt, str):
+            prompt = self.engine.tokenizer(prompt).input_ids
+        if not isinstance(prompt, list | tuple) or not prompt:
+            raise RequestRefused("The prompt is empty: a lens needs a token to look at.")
+        return list(prompt)
+
+    def _layered(self, values: torch.Tensor) -> torch.Tensor:
+        """``[layer, …]`` in the caller's order; the worker reads layers in the model's."""
+        order = sorted(self.layers)
+        if list(self.layers) == order:
+            return values
+        return values[[order.index(layer) for layer in self.layers]]
+
+
+class LensQuestion(Question[LogitLens]):
+    """A logit lens that somebody asked for."""
+
+    def __init__(
+        self,
+        engine: EngineService,
+        prompts: Sequence[Any],
+        *,
+        residual: Any,
+        layers: Any,
+        top_k: int,
+        positions: Any,
+        target: Any,
+    ) -> None:
+        super().__init__(engine, prompts, layers)
+        self.vocabulary = int(self.config.get_vocab_size())
+        self.hidden = int(self.config.get_hidden_size())
+        if isinstance(top_k, bool) or not isinstance(top_k, int) or not 1 <= top_k <= self.vocabulary:
+            raise RequestRefused(f"top_k={top_k!r} is not between 1 and the vocabulary's {self.vocabulary}.")
+        self.top_k = top_k
+        self.stream: torch.Tensor | None = None
+        lengths = [len(ids) for ids in self.prompts]
+        if residual is not None:
+            self.stream = self._stream(residual, layers, named=layers != "all")
+            lengths = [self.stream.shape[1]]
+        self.positions = [
+            chosen(positions, n, "position", f"prompt {i} has {n} tokens") for i, n in enumerate(lengths)
+        ]
+        if self.stream is not None and positions != "all":
+            self.stream = self.stream[:, list(self.positions[0])]
+        self.targets = self._targets(target, len(lengths))
+
+    # -- of a prompt ---------------------------------------------------------------------------
+
+    def asked(self, index: int, *, check: bool) -> Asked:
+        positions = self.positions[index]
+        asked = {
+            "layers": self.anatomy.layers,
+            "norm": self.anatomy.norm,
+            "count": self.count,
+            "tokens": len(self.prompts[index]),
+            "wanted": sorted(self.layers),
+            "positions": list(positions),
+            "top_k": self.top_k,
+            "target": self.targets[index],
+            "check": check,
+        }
+        held = (len(self.layers) + 1) * (len(positions) + 1) * self.hidden * self.config.dtype.itemsize
+        return Asked(Block.of_source(_LENS_BLOCK, model=self.engine.model, asked=asked), held)
+
+    def answer(self, index: int, found: Mapping[str, torch.Tensor]) -> LogitLens:
+        ids = self.prompts[index] if self.prompts else []
+        final, target = found.get("final_ids"), self.targets[index]
+        top_ids = self._layered(found["ids"].long())
+        shown = {*ids, *top_ids.flatten().tolist(), *(() if final is None else final.tolist())}
+        texts = self.texts(shown if target is None else {*shown, target})
+        ranks, likely = self._layered(found["ranks"].long()), self._layered(found["chosen"])
+        at = 0 if final is None else 1
+        return LogitLens(
+            layers=self.layers,
+            positions=self.positions[index],
+            token_ids=tuple(ids),
+            tokens=tuple(texts[i] for i in ids),
+            top_ids=top_ids,
+            top_probabilities=self._layered(found["probabilities"]),
+            entropy=self._layered(found["entropy"]),
+            final_ids=final,
+            final_ranks=None if final is None else ranks[..., 0],
+            final_probabilities=None if final is None else likely[..., 0],
+            target_id=target,
+            target_ranks=None if target is None else ranks[..., at],
+            target_probabilities=None if target is None else likely[..., at],
+            texts=texts,
+        )
+
+    # -- of a stream ---------------------------------------------------------------------------
+
+    def of_stream(self) -> dict[str, Any]:
+        """What the worker is told beside the stream."""
+        return {
+            "norm": self.anatomy.norm,
+            "final": self.layers.index(self.count - 1) if self.count - 1 in self.layers else None,
+            "top_k": self.top_k,
+            "target": self.targets[0],
+        }
+
+    def answer_of_stream(self, found: Mapping[str, torch.Tensor]) -> LogitLens:
+        """The result; a stream's layers come in its own order."""
+        order = torch.tensor(self.layers).argsort()
+        by_layer = {name: value if name == "final_ids" else value[order] for name, value in found.items()}
+        return self.answer(0, by_layer)
+
+    def _stream(self, residual: Any, layers: Any, *, named: bool) -> torch.Tensor:
+        """``[layer, token, hidden]``, with `layers` and `prompts` made to fit it."""
+        try:
+            parts = [torch.as_tensor(p) for p in residual] if isinstance(residual, list | tuple) else None
+            stream = torch.as_tensor(residual) if parts is None else torch.stack(parts)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise RequestRefused(
+                f"residual is not a stream ({str(error).splitlines()[0]}); expected [layer, token, hidden], "
+                "a list of [token, hidden], or one."
+            ) from None
+        if stream.ndim == 2:
+            stream = stream[None]
+        if stream.ndim != 3 or not stream.is_floating_point() or 0 in stream.shape[:2]:
+            raise RequestRefused(
+                f"residual is {tuple(stream.shape)} of {str(stream.dtype).removeprefix('torch.')}; expected "
+                "[layer, token, hidden], a list of [token, hidden], or one."
+            )
+        if stream.shape[-1] != self.hidden:
+            raise RequestRefused(
+                f"residual has a width of {stream.shape[-1]}; this model's streams are {self.hidden} wide."
+            )
+        if not named:
+            self.layers = tuple(range(len(stream)))
+            if len(stream) > self.count:
+                raise RequestRefused(f"residual has {len(stream)} layers; the model has {self.count}.")
+        elif len(self.layers) != len(stream):
+            raise RequestRefused(f"layers names {len(self.layers)} layers; residual has {len(stream)}.")
+        if len(self.prompts) > 1:
+            raise RequestRefused("One prompt, or none, goes with a residual stream.")
+        if self.prompts and len(self.prompts[0]) != stream.shape[1]:
+            raise RequestRefused(
+                f"The prompt has {len(self.prompts[0])} tokens; residual has {stream.shape[1]}."
+            )
+        return stream.detach().cpu()
+
+    # -- its target ----------------------------------------------------------------------------
+
+    def _targets(self, target: Any, count: int) -> list[int | None]:
+        if isinstance(target, list | tuple):
+            if len(target) != count:
+                raise RequestRefused(f"target lists {len(target)} tokens for {count} prompts.")
+            return [self._target(one) for one in target]
+        return [self._target(target)] * count
+
+    def _target(self, target: Any) -> int | None:
+        if target is None:
+            return None
+        if isinstance(target, str):
+            ids = self.engine.tokenizer(target, add_special_tokens=False).input_ids
+            if len(ids) != 1:
+                parts = ", ".join(repr(self.texts([i])[i]) for i in ids[:8])
+                raise RequestRefused(
+                    f"target={target!r} is {len(ids)} tokens ({parts}): give one token, or its id."
+                )
+            return int(ids[0])
+        try:
+            found = operator.index(target)
+        except TypeError:
+            raise RequestRefused(f"target={target!r} is neither a token's text nor its id.") from None
+        if not 0 <= found < self.vocabulary:
+            raise RequestRefused(f"target={found} is not a token: the vocabulary has {self.vocabulary}.")
+        return found
+
+
+class AttentionQuestion(Question[Attention]):
+    """Attention patterns that somebody asked for."""
+
+    def __init__(
+        self,
+        engine: EngineService,
+        prompts: Sequence[Any],
+        *,
+        layers: Any,
+        heads: Any,
+        queries: Any,
+        dtype: str,
+        max_bytes: int | str,
+    ) -> None:
+        super().__init__(engine, prompts, layers)
+        if engine._vllm_config().parallel_config.tensor_parallel_size > 1:
+            raise LensRefused(
+                "Attention patterns need all heads in one place, and this engine's are spread over "
+                "tensor-parallel ranks."
+            )
+        if dtype not in ("float32", "float16"):
+            raise RequestRefused(f'dtype={dtype!r} is neither "float32" nor "float16".')
+        self.dtype = dtype
+        count = self._heads()
+        self.heads = chosen(heads, count, "head", f"the model has {count} heads")
+        self.queries = [
+            chosen(queries, len(ids), "query", f"prompt {i} has {len(ids)} tokens")
+            for i, ids in enumerate(self.prompts)
+        ]
+        allowed = size_of(max_bytes, name="max_bytes")
+        total = sum(self._bytes(index) for index in range(len(self.prompts)))
+        if total > allowed:
+            raise RequestRefused(
+                f"These patterns would be {total:,} bytes ({len(self.layers)} layers x {len(self.heads)} "
+                f"heads x queries x tokens); max_bytes is {allowed:,}. Ask for fewer layers, heads or "
+                'queries, or dtype="float16".'
+            )
+
+    def _heads(self) -> int:
+        """How many query heads the chosen layers have."""
+        layers = self.engine.model._module.get_submodule(self.anatomy.layers)
+        counts: dict[int, int] = {}
+        for number in self.layers:
+            try:
+                counts[attention_form(layers[number]).heads] = number
+            except LensRefused as refused:
+                raise LensRefused(f"Layer {number} has no pattern that would be right: {refused}.") from None
+        if len(counts) > 1:
+            kinds = ", ".join(f"{heads} (layer {number})" for heads, number in counts.items())
+            raise RequestRefused(f"These layers have different numbers of heads: {kinds}. Ask for one kind.")
+        return next(iter(counts))
+
+    def _bytes(self, index: int) -> int:
+        each = 4 if self.dtype == "float32" else 2
+        tokens = len(self.prompts[index])
+        return len(self.layers) * len(self.heads) * len(self.queries[index]) * tokens * each
+
+    def asked(self, index: int, *, check: bool) -> Asked:
+        asked = {
+            "layers": self.anatomy.layers,
+            "tokens": len(self.prompts[index]),
+            "wanted": sorted(self.layers),
+            "heads": list(self.heads),
+            "queries": list(self.queries[index]),
+            "dtype": self.dtype,
+            "check": check,
+        }
+        block = Block.of_source(_ATTENTION_BLOCK, model=self.engine.model, asked=asked)
+        return Asked(block, self._bytes(index))
+
+    def answer(self, index: int, found: Sequence[torch.Tensor]) -> Attention:
+        ids = self.prompts[index]
+        texts = self.texts(ids)
+        return Attention(
+            patterns=self._layered(torch.stack(list(found))),
+            layers=self.layers,
+            heads=self.heads,
+            queries=self.queries[index],
+            token_ids=tuple(ids),
+            tokens=tuple(texts[i] for i in ids),
+        )
+
+
+def chosen(given: Any, count: int, what: str, there: str) -> tuple[int, ...]:
+    """Numbers below ``count`` from ``"all"``, a number, or numbers; negative ones count from the end.
+
+    Raises:
+        RequestRefused: For one that is not there, none, or one twice.
+    """
+    if isinstance(given, str):
+        if given == "all":
+            return tuple(range(count))
+        raise RequestRefused(f'{what}s: {given!r} is neither "all" nor numbers.')
+    listed = given if isinstance(given, Iterable) else [given]
+    numbers = []
+    for item in listed:
+        try:
+            number = operator.index(item)
+        except TypeError:
+            raise RequestRefused(f"{item!r} is not the number of a {what}.") from None
+        if not -count <= number < count:
+            raise RequestRefused(f"There is no {what} {number}: {there}.")
+        numbers.append(number % count)
+    if not numbers:
+        raise RequestRefused(f"No {what} was asked for: {there}.")
+    if len(set(numbers)) < len(numbers):
+        raise RequestRefused(f"A {what} was asked for twice: {numbers}.")
+    return tuple(numbers)

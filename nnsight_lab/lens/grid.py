@@ -1,0 +1,78 @@
+"""A small static table in a notebook's own colours: what is shown where no widget can be.
+
+Styles are inline and colours are the theme's variables, so a saved notebook reads the same in JupyterLab, VS
+Code and on the web, light or dark, and every number is also text in the cell's title.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from html import escape
+from typing import NamedTuple
+
+#: What one table shows at the most; the last columns are kept, where a prompt ends.
+MAX_COLUMNS = 32
+_WIDEST = 10
+
+_CELL = "padding:1px 4px;text-align:left;white-space:pre;font-family:var(--jp-code-font-family,monospace)"
+_HEAD = f"{_CELL};font-weight:600;color:var(--jp-ui-font-color1,inherit)"
+
+
+class Cell(NamedTuple):
+    """One cell.
+
+    Attributes:
+        text: What it says.
+        share: How strong its colour is, 0 to 1.
+        title: What it says when pointed at.
+    """
+
+    text: str
+    share: float
+    title: str
+
+
+def grid(
+    *,
+    caption: str,
+    columns: Sequence[str],
+    rows: Sequence[tuple[str, Callable[[int], Cell]]],
+) -> str:
+    """The table as html.
+
+    Args:
+        caption: One line above it.
+        columns: Their heads.
+        rows: A head, and the cell of a column; asked for the columns that are shown only.
+    """
+    first = max(0, len(columns) - MAX_COLUMNS)
+    if first:
+        caption += f"; the last {MAX_COLUMNS} of {len(columns)} positions"
+    shown = range(first, len(columns))
+    heads = "".join(f'<th scope="col" style="{_HEAD}">{_short(columns[c])}</th>' for c in shown)
+    lines = []
+    for name, cell in rows:
+        cells = "".join(_cell(cell(column)) for column in shown)
+        lines.append(f'<tr><th scope="row" style="{_HEAD}">{escape(name)}</th>{cells}</tr>')
+    return (
+        '<div style="overflow-x:auto">'
+        '<table style="border-collapse:collapse;font-size:var(--jp-ui-font-size0,11px)">'
+        f'<caption style="caption-side:top;text-align:left">{escape(caption)}</caption>'
+        f"<thead><tr><td></td>{heads}</tr></thead><tbody>{''.join(lines)}</tbody></table></div>"
+    )
+
+
+def _cell(cell: Cell) -> str:
+    strength = round(100 * min(1.0, max(0.0, cell.share)) * 0.7)
+    colour = f"color-mix(in srgb,var(--jp-brand-color1,#1976d2) {strength}%,transparent)"
+    style = f"{_CELL};background:{colour};color:var(--jp-content-font-color1,inherit)"
+    return f'<td title="{escape(cell.title)}" style="{style}">{_short(cell.text)}</td>'
+
+
+def _short(text: str) -> str:
+    """A token as a reader can tell it apart: white space drawn, and cut."""
+    drawn = text.replace("\n", "⏎").replace("\t", "⇥")
+    if drawn.startswith(" "):
+        drawn = "·" + drawn[1:]
+    drawn = drawn if len(drawn) <= _WIDEST else f"{drawn[: _WIDEST - 1]}…"
+    return escape(drawn) or "∅"
