@@ -21,6 +21,7 @@ LabError
     EditRefused                   a block or name that cannot be installed
     NotPicklable                  a name in the block cannot be sent to the worker
     Interrupted                   the stop button; also a KeyboardInterrupt
+    WidgetError                   a view that cannot be shown
     UpstreamChanged               a private name of nnsight or vLLM is no longer what it was
   BlockError                      raised inside the worker by a block; shown on the cell's own line
     TraceError                    ... by the block of a trace
@@ -142,6 +143,10 @@ class NotPicklable(PlainError):
 
 class Interrupted(PlainError, KeyboardInterrupt):
     """The stop button: the caller's requests were aborted, the engine is still loaded."""
+
+
+class WidgetError(PlainError):
+    """A widget's view cannot be shown."""
 
 
 class UpstreamChanged(PlainError):
