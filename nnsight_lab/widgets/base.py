@@ -96,6 +96,9 @@ class LabWidget(anywidget.AnyWidget):
 
     module: ClassVar[str] = ""
 
+    #: Until it was opened there is nothing to close; ipywidgets closes also what was refused when it was made.
+    _closed = True
+
     _esm = traitlets.Unicode().tag(sync=True)
     _css = traitlets.Unicode().tag(sync=True)
 

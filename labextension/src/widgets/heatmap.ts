@@ -143,7 +143,10 @@ class Heatmap {
         picked: (cell, byKey) => this.#pick(cell, byKey),
         moved: () => this.#moved(),
         failed: error => this.#fail(error),
-        state: done => this.#set(done ? 'done' : 'busy')
+        state: done => {
+          this.#set(done ? 'done' : 'busy');
+          this.#describe();
+        }
       },
       this.#conversation,
       matrix,

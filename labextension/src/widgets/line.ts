@@ -119,7 +119,7 @@ export class Line implements Painter {
       if (!line) {
         return;
       }
-      const [low, high, mean] = answer.buffers.map(one => new Float64Array(one.buffer)) as [
+      const [low, high, mean] = answer.buffers.slice(0, 3).map(one => new Float64Array(one.buffer)) as [
         Float64Array,
         Float64Array,
         Float64Array

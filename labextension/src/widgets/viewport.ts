@@ -17,6 +17,8 @@ export class Viewport {
   scaleY = 1;
   width = 1;
   height = 1;
+  /** All is in sight, and stays so when the room changes. */
+  #fitted = true;
 
   constructor(
     readonly rows: number,
@@ -37,10 +39,9 @@ export class Viewport {
   }
 
   resize(width: number, height: number): void {
-    const fitted = this.scaleX === this.fitX && this.scaleY === this.fitY;
     this.width = Math.max(1, width);
     this.height = Math.max(1, height);
-    if (fitted) {
+    if (this.#fitted) {
       this.fit();
     } else {
       this.#clamp();
@@ -51,6 +52,7 @@ export class Viewport {
     this.x = this.y = 0;
     this.scaleX = this.fitX;
     this.scaleY = this.fitY;
+    this.#fitted = true;
   }
 
   pan(dx: number, dy: number): void {
@@ -67,6 +69,7 @@ export class Viewport {
     this.x = x - px / this.scaleX;
     this.y = y - py / this.scaleY;
     this.#clamp();
+    this.#fitted = this.scaleX === this.fitX && this.scaleY === this.fitY;
   }
 
   /** Move as little as shows a block. */
