@@ -78,6 +78,23 @@ class Server:
     pid: int
 
 
+def empty_notebook(path: Path) -> Path:
+    """A notebook with one empty cell."""
+    cell = {
+        "cell_type": "code",
+        "id": "first",
+        "metadata": {},
+        "source": "",
+        "outputs": [],
+        "execution_count": None,
+    }
+    kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    path.write_text(
+        json.dumps({"cells": [cell], "metadata": {"kernelspec": kernel}, "nbformat": 4, "nbformat_minor": 5})
+    )
+    return path
+
+
 @contextmanager
 def serve(folder: Path, notebook: Path, environment: Mapping[str, str] | None = None) -> Iterator[Server]:
     """A server with a copy of one notebook.

@@ -33,9 +33,13 @@ _CHUNK_VALUES: Final = 4 * 2**20
 _SAMPLE_VALUES: Final = 4 * 2**20
 #: Singles are a cache miss each: 256 x 256 of them take some 10 ms of a tensor that no cache holds.
 _SAMPLE_SIDE: Final = 256
-_SAMPLE_BLOCKS: Final = (64, 1024)
+_SAMPLE_STRIPS: Final = 16
+_SAMPLE_RUNS: Final = 4
 #: Bytes that a block of a base takes: its number, its flags, its count.
 _BASE_BYTES: Final = (4 + 1, 8)
+_BASE_HALVINGS: Final = 6
+#: About how many pixels a picture has, down and across.
+_LOOK: Final = (420, 1000)
 
 Leads = tuple[int, ...]
 
@@ -306,7 +310,7 @@ class Tiles:
         if level == (0, 0):
             found = self._singles(leads).to(torch.float64).numpy().ravel()
         else:
-            found = np.array(list(self._sampled_blocks(leads, how, level)), dtype=np.float64)
+            found = np.concatenate(list(self._sampled_blocks(leads, how, level)))
         found = np.asarray(found[np.isfinite(found)], dtype=np.float64)
         with self._lock:
             self._samples[key] = found
@@ -314,23 +318,28 @@ class Tiles:
                 self._samples.popitem(last=False)
         return found
 
-    def _sampled_blocks(self, leads: Leads, how: How, level: Level) -> Iterator[float]:
+    def _sampled_blocks(self, leads: Leads, how: How, level: Level) -> Iterator[npt.NDArray[np.float64]]:
+        """Blocks of some rows of blocks, in runs that lie together in memory."""
         high, wide = 2**level.rows, 2**level.columns
         down, across = -(-self.rows // high), -(-self.columns // wide)
-        few, many = _SAMPLE_BLOCKS
-        count = min(many, max(few, _SAMPLE_VALUES // (high * wide)))
-        # About as many rows of blocks as columns of blocks, as far as there are.
-        side = max(1, math.isqrt(count))
-        take_down = min(down, max(side, count // max(1, across)))
-        take_across = min(across, max(1, count // take_down))
-        for row in np.linspace(0, down - 1, take_down).round().astype(int).tolist():
-            for column in np.linspace(0, across - 1, take_across).round().astype(int).tolist():
-                rows = slice(row * high, min((row + 1) * high, self.rows))
-                columns = slice(column * wide, min((column + 1) * wide, self.columns))
-                # A block of a million values is known well enough by some of its rows.
-                every = max(1, (rows.stop - rows.start) * (columns.stop - columns.start) // 2**16)
-                raw = self._read(leads, slice(rows.start, rows.stop, every), columns)
-                yield float(reduce_blocks(numbers(raw), raw.shape[0], raw.shape[1], how).values)
+        strips, runs = min(down, _SAMPLE_STRIPS), 1
+        # A block of a million values is known well enough by some of its rows.
+        every = max(1, high * wide * strips // _SAMPLE_VALUES)
+        run = max(1, _SAMPLE_VALUES * every // (strips * high * wide))
+        if run < across:
+            runs = min(_SAMPLE_RUNS, run)
+            run //= runs
+        for row in _spread(down, strips):
+            rows = slice(row * high, min((row + 1) * high, self.rows), every)
+            for column in _spread(max(1, across - run + 1), runs):
+                columns = slice(column * wide, min((column + run) * wide, self.columns))
+                raw = self._read(leads, rows, columns)
+                yield reduce_blocks(numbers(raw), raw.shape[0], wide, how).values.double().numpy().ravel()
+
+
+def _spread(size: int, count: int) -> list[int]:
+    """``count`` places at even distances, the first and the last among them."""
+    return [0] if count == 1 else [place * (size - 1) // (count - 1) for place in range(count)]
 
 
 _DOUBLE: Final = frozenset(
@@ -339,12 +348,15 @@ _DOUBLE: Final = frozenset(
 
 
 def base_level(rows: int, columns: int, bound_bytes: int) -> Level:
-    """The level of a base: 64 or more values a block, and the whole within a bound."""
-    down, across = (3, 3)
-    if columns < TILE:
-        down, across = 6, 0
-    elif rows < TILE:
-        down, across = 0, 6
+    """The level of a base: 64 values a block or more, and the whole within a bound.
+
+    A picture is wider than high and a tensor is often higher than wide, so its first look is at blocks that
+    are. The base has blocks of that form, so that it serves also the looks after some zooming, until little
+    is in sight.
+    """
+    higher = math.log2(max(1, rows / _LOOK[0])) - math.log2(max(1, columns / _LOOK[1]))
+    down = min(max(round((_BASE_HALVINGS + higher) / 2), 0), _BASE_HALVINGS)
+    across = _BASE_HALVINGS - down
     while (rows / 2**down) * (columns / 2**across) * sum(_BASE_BYTES) > bound_bytes:
         down, across = (down + 1, across) if rows >> down > columns >> across else (down, across + 1)
     return Level(down, across)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from nnsight_lab.bench.jupyterlab import THEMES, Notebook, open_page, serve, wait_until
+from nnsight_lab.bench.jupyterlab import THEMES, Notebook, empty_notebook, open_page, serve, wait_until
 from nnsight_lab.widgets.base import MAX_BUFFER_BYTES, STATIC
 from nnsight_lab.widgets.colours import SPECIAL, lookup
 from nnsight_lab.widgets.spans import CODE_NAN, CODE_NEGINF, CODE_POSINF, TOP
@@ -24,22 +24,9 @@ pytestmark = [
     ),
 ]
 
-EMPTY = {
-    "cells": [
-        {
-            "cell_type": "code",
-            "id": "first",
-            "metadata": {},
-            "source": "",
-            "outputs": [],
-            "execution_count": None,
-        }
-    ],
-    "metadata": {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}},
-    "nbformat": 4,
-    "nbformat_minor": 5,
-}
-IMPORTS = "import math, time, torch\nfrom nnsight_lab.saves.store import SavesStore\nfrom nnsight_lab.widgets.heatmap import Heatmap"
+IMPORTS = """import math, time, torch
+from nnsight_lab.saves.store import SavesStore
+from nnsight_lab.widgets.heatmap import Heatmap"""
 #: As `axes.ts` has them.
 LEFT, TOP_ROOM = 62, 4
 SHOT_MARK = ".nnl-heatmap"
@@ -88,6 +75,7 @@ class View:
 
     def slice(self) -> str:
         """The expression of what is in sight."""
+        self.root.locator(".nnl-readout").evaluate("element => element.textContent = ''")
         self.root.get_by_role("button", name="Copy the expression").click()
         wait_until(lambda: "[" in self.text("readout"), 5, "an expression")
         return self.text("readout").removeprefix("Copied ")
@@ -106,8 +94,7 @@ def problems() -> list[str]:
 
 @pytest.fixture(scope="module")
 def page(folder: Path, chromium: str, problems: list[str]) -> Iterator[Any]:
-    notebook = folder / "widgets.ipynb"
-    notebook.write_text(json.dumps(EMPTY))
+    notebook = empty_notebook(folder / "widgets.ipynb")
     with serve(folder, notebook) as server, open_page(server, notebook.name, chromium) as page:
         page.on("pageerror", lambda error: problems.append(str(error)))
         book = Notebook(page)
@@ -268,7 +255,7 @@ def test_a_view_is_answered_while_a_cell_runs(show: Any, page: Any, notebook: No
     view = show("Heatmap(torch.full((4, 10), 0.25), name='busy')")
     notebook.run("time.sleep(6)")
     wait_until(lambda: not notebook.idle, 5, "a running cell")
-    view.point(30, 30)
+    view.point(10, 10)
     view.reads("0.25  at row 0, column 0")
     assert not notebook.idle
     notebook.finish(20)
@@ -276,16 +263,13 @@ def test_a_view_is_answered_while_a_cell_runs(show: Any, page: Any, notebook: No
 
 def test_a_view_that_is_gone_says_so(show: Any, page: Any, notebook: Notebook) -> None:
     show("gone = Heatmap(torch.randn(500, 500))\ngone")
+    last = page.locator(".jp-OutputArea-output").last
     notebook.run("print(len(gone._views), gone._tiles.cached_bytes > 0)")
-    notebook.finish(10)
-    assert page.locator(".jp-OutputArea-output").last.inner_text().strip() == "1 True"
-    page.evaluate(
-        "jupyterapp.shell.currentWidget.content.widgets.filter(cell => cell.outputArea).at(-2).model.clearExecution?.()"
-        " ?? jupyterapp.shell.currentWidget.content.widgets.filter(cell => cell.outputArea).at(-2).outputArea.model.clear()"
-    )
+    wait_until(lambda: last.inner_text().strip() == "1 True", 10, "a view")
+    cells = "jupyterapp.shell.currentWidget.content.widgets.filter(cell => cell.outputArea)"
+    page.evaluate(f"{cells}.at(-2).outputArea.model.clear()")
     notebook.run("print(len(gone._views), gone._tiles.cached_bytes)\ngone.close()")
-    notebook.finish(10)
-    assert page.locator(".jp-OutputArea-output").last.inner_text().strip() == "0 0"
+    wait_until(lambda: last.inner_text().strip() == "0 0", 10, f"no view: {last.inner_text()}")
 
 
 def test_both_themes_have_their_colours(show: Any, page: Any, notebook: Notebook, folder: Path) -> None:

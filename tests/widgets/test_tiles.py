@@ -243,7 +243,10 @@ def test_a_mapped_file_is_read_where_it_is_looked_at(tmp_path: Path) -> None:
 
 
 def test_what_is_kept_stays_within_its_bound() -> None:
-    assert base_level(100_000, 8192, 128 * 2**20) == (4, 3)
+    assert base_level(100_000, 8192, 2**30) == (5, 1)
+    assert base_level(1, 10**6, 2**30) == (0, 6)
+    assert base_level(10**6, 8, 2**30) == (6, 0)
+    assert base_level(1000, 1000, 2**30) == (4, 2)
     rows, columns = 10**6, 10**5
     down, across = base_level(rows, columns, 10**8)
     assert rows / 2**down * columns / 2**across * 13 <= 10**8
