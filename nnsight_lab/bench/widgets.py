@@ -110,7 +110,7 @@ def _measure(
     notebook.finish(60)
     say(f"making {rows:,} x {columns:,} of {dtype}")
     notebook.run(
-        "import torch\nfrom nnsight_lab.widgets.heatmap import Heatmap\n"
+        "import torch\nfrom nnsight_lab.widgets import Heatmap\n"
         f"tensor = torch.empty({rows}, {columns}, dtype=torch.{dtype})\n"
         "for part in tensor.split(1000):\n    part.copy_(torch.randn(part.shape))\n"
         "heatmap = Heatmap(tensor)\nprint('made')"

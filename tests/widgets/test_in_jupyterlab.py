@@ -26,7 +26,7 @@ pytestmark = [
 
 IMPORTS = """import math, time, torch
 from nnsight_lab.saves.store import SavesStore
-from nnsight_lab.widgets.heatmap import Heatmap"""
+from nnsight_lab.widgets import Heatmap"""
 #: As `axes.ts` has them.
 LEFT, TOP_ROOM = 62, 4
 SHOT_MARK = ".nnl-heatmap"
