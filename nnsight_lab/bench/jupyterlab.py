@@ -80,7 +80,7 @@ class Server:
 
 def empty_notebook(path: Path) -> Path:
     """A notebook with one empty cell."""
-    cell = {
+    cell: dict[str, Any] = {
         "cell_type": "code",
         "id": "first",
         "metadata": {},

@@ -68,7 +68,8 @@ def answers(kind: str) -> Callable[[Method], Method]:
 
 def long(method: Method) -> Method:
     """Mark an answering method that takes the question and a function that says whether to stop, and yields
-    answers: it runs on the widget's own thread."""
+    answers: it runs on the widget's own thread.
+    """
     method._is_long = True  # type: ignore[attr-defined]
     return method
 
@@ -96,7 +97,7 @@ class LabWidget(anywidget.AnyWidget):
 
     module: ClassVar[str] = ""
 
-    #: Until it was opened there is nothing to close; ipywidgets closes also what was refused when it was made.
+    #: Until it was opened there is nothing to close; ipywidgets closes also what was refused when made.
     _closed = True
 
     _esm = traitlets.Unicode().tag(sync=True)

@@ -2,7 +2,8 @@
 
 Viridis for numbers from low to high; blue to red for numbers around zero, whose middle is the page's own
 colour, so there are two: a white glow in the middle of a dark page would say "large". Special values have
-colours that neither has. The browser gets these anchors with a widget's state, so they are said once.
+colours that neither has; minus infinity, which every causal mask is full of, has a quiet one. The browser
+gets these anchors with a widget's state, so they are said once.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ PALETTES: Final[dict[str, tuple[str, ...]]] = {
         "#5c2619", "#974128", "#cf6a4b", "#f09a80", "#ffd0c2",
     ),
 }  # fmt: skip
-SPECIAL: Final = {"nan": "#e93cc8", "posinf": "#ff9f0a", "neginf": "#00d0f0"}
+SPECIAL: Final = {"nan": "#e93cc8", "posinf": "#ff9f0a", "neginf": "#8a8f99"}
 _SPECIAL_CODES: Final = {"nan": CODE_NAN, "posinf": CODE_POSINF, "neginf": CODE_NEGINF}
 
 

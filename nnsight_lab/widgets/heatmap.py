@@ -43,6 +43,7 @@ class Heatmap(LabWidget):
     """A picture of a tensor, array or saved value; zoom, pan, and see the exact numbers.
 
     The last two dimensions are rows and columns; sliders walk the others. One of 1-D is drawn as a line.
+    While it is on a page it holds the tensor; when its last view was closed, only what else holds it does.
 
     Args:
         values: A tensor of any shape, dtype and device, an array, numbers in lists; or a `SavesStore`, with
@@ -252,7 +253,8 @@ class Heatmap(LabWidget):
             image, words = self._picture(leads, _PICTURE)
             if not self.poster:
                 self.poster = self._picture(leads, _POSTER)[0]
-            style = "width:100%;max-width:640px;height:auto;min-height:80px;image-rendering:pixelated"
+            style = "width:100%;max-width:640px;height:auto;min-height:80px;max-height:320px;"
+            style += "image-rendering:pixelated"
             body = (
                 f'<img src="{image}" alt="{html.escape(self.described)}" style="{style}">'
                 f"<div>{html.escape(words)}</div>"
@@ -313,9 +315,16 @@ class Heatmap(LabWidget):
 
     # -- its life ------------------------------------------------------------------------------
 
+    def looked_at(self) -> None:
+        """The tensor stays while it is looked at."""
+        if self.source is not None:
+            self.source.hold()
+
     def out_of_sight(self) -> None:
-        """Nothing that was computed is kept for nobody."""
+        """Nothing is kept for nobody: neither what was computed, nor a tensor that only this would hold."""
         self._tiles.forget()
+        if self.source is not None:
+            self.source.loosen()
 
     def released(self) -> None:
         """Let go of the tensor."""

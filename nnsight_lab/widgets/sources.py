@@ -1,16 +1,19 @@
 """Something that gives slices: a tensor, an array, or one saved value of a store.
 
-A view never holds more of a tensor than the piece it reads. What comes from a store is asked for by label
+A view never copies more of a tensor than the piece it reads. What comes from a store is asked for by label
 each time, so a view neither keeps a request in memory nor outlives it: when the store lets go, the next
-question is answered with `SaveNotFound`.
+question is answered with `SaveNotFound`. ipywidgets keeps every widget that was ever made, those of a cell
+that was run again too; so a tensor is held only while somebody looks, else gigabytes would stay for ever.
 """
 
 from __future__ import annotations
 
 import warnings
+import weakref
 from typing import Any, Final, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from nnsight_lab.errors import SavesError
@@ -37,30 +40,62 @@ class Source(Protocol):
     def read(self, index: tuple[int | slice, ...]) -> torch.Tensor:
         """The values at an index with an entry for each dimension."""
 
+    def loosen(self) -> None:
+        """Nobody looks: hold it no longer than others do."""
+
+    def hold(self) -> None:
+        """Somebody looks."""
+
 
 class TensorSource:
     """A tensor; nothing of it is copied.
 
     Args:
         tensor: Strided, on any device.
+        owner: What the user holds, where that is not the tensor: an array that it was made over, or None
+            where nobody else holds it.
 
     Raises:
         SavesError: It is sparse, quantized or packed.
     """
 
-    def __init__(self, tensor: torch.Tensor) -> None:
+    def __init__(self, tensor: torch.Tensor, owner: Any = ...) -> None:
         if tensor.layout is not torch.strided or tensor.is_quantized:
             raise SavesError(
                 f"only a dense tensor can be drawn, and this is {tensor.layout}: densify it first"
             )
-        self._tensor = tensor.detach()
+        self._held: torch.Tensor | None = tensor.detach()
+        owner = tensor if owner is ... else owner
+        self._owner = None if owner is None else weakref.ref(owner)
         self.shape = tuple(tensor.shape)
         self.dtype = _drawable(str(tensor.dtype).removeprefix("torch."))
         self.nbytes = tensor.nbytes
 
     def read(self, index: tuple[int | slice, ...]) -> torch.Tensor:
         """As `Source.read`; a view of the tensor."""
-        return self._tensor[index]
+        tensor = self._held if self._held is not None else self._again()
+        if tensor is None:
+            raise SavesError(
+                "the tensor is gone: nothing else held it while this view was closed. "
+                "Run the cell that made it again."
+            )
+        return tensor[index]
+
+    def loosen(self) -> None:
+        """As `Source.loosen`."""
+        if self._owner is not None:
+            self._held = None
+
+    def hold(self) -> None:
+        """As `Source.hold`."""
+        if self._held is None:
+            self._held = self._again()
+
+    def _again(self) -> torch.Tensor | None:
+        owner = None if self._owner is None else self._owner()
+        if owner is None:
+            return None
+        return owner.detach() if isinstance(owner, torch.Tensor) else _over(owner)
 
 
 class SavedSource:
@@ -91,6 +126,12 @@ class SavedSource:
         """As `Source.read`; a copy of that piece alone."""
         return self._store.slice(self._key, index)
 
+    def loosen(self) -> None:
+        """As `Source.loosen`; only the store holds it anyway."""
+
+    def hold(self) -> None:
+        """As `Source.hold`."""
+
 
 def source_of(values: Any, label: SaveLabel | SaveKey | None = None) -> Source:
     """The source for what a user has: a tensor, an array, numbers in lists, or a store and a label.
@@ -111,15 +152,17 @@ def source_of(values: Any, label: SaveLabel | SaveKey | None = None) -> Source:
         native = array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
         if any(stride < 0 for stride in native.strides):
             native = native.copy()  # torch knows no negative strides
-        with warnings.catch_warnings():
-            # A memory-mapped file is read-only; nothing here writes.
-            warnings.filterwarnings(
-                "ignore", message="The given NumPy array is not writ", category=UserWarning
-            )
-            return TensorSource(torch.from_numpy(native))
+        return TensorSource(_over(native), native if native is values else None)
     except (TypeError, ValueError) as error:
         kind = type(values).__name__
         raise SavesError(f"a tensor, an array or (store, label) can be drawn, and this is {kind}") from error
+
+
+def _over(array: npt.NDArray[Any]) -> torch.Tensor:
+    with warnings.catch_warnings():
+        # A memory-mapped file is read-only; nothing here writes.
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writ", category=UserWarning)
+        return torch.from_numpy(array)
 
 
 def _drawable(dtype: str) -> str:

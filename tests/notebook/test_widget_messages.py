@@ -1,7 +1,7 @@
 """When a widget's view is answered while a cell runs, with each ipykernel that behaves differently.
 
-ipykernel 7 has subshells: the front end sends a comm's messages to one, and views are answered at once. 6.31
-has one thread for cells and messages: a question waits for the cell, but the answer to an earlier one goes on.
+ipykernel 7 has subshells: the front end sends a comm's messages to one, and views are answered at once.
+6.31 has one thread for both: a question waits for the cell, but the answer to an earlier one goes on.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import queue
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -119,7 +118,8 @@ def test_a_question_during_a_cell_is_answered_at_once_where_there_are_subshells(
 def test_what_a_question_started_goes_on_during_a_cell(front: Front, cell: str) -> None:
     front.kernel.good(
         "import time\noriginal = type(heatmap._tiles).tile\n"
-        "def slow(*arguments, **more):\n    time.sleep(0.5)\n    return original(heatmap._tiles, *arguments, **more)\n"
+        "def slow(*arguments, **more):\n    time.sleep(0.5)\n"
+        "    return original(heatmap._tiles, *arguments, **more)\n"
         "heatmap._tiles.tile = slow\nheatmap._tiles.is_quick = lambda *_: False"
     )
     question = front.ask(kinds.TILES, **TILES)

@@ -270,18 +270,20 @@ class Sized(LabWidget):
 def test_nothing_is_left_when_it_is_closed() -> None:
     tensor = torch.randn(2000, 2000)
     heatmap = Heatmap(tensor)
-    gone = weakref.ref(heatmap.source._tensor)  # type: ignore[union-attr]
     page = Page(heatmap)
     page.tell(kinds.HERE)
     tiles(page, (3, 3), [[0, 0]])
     assert heatmap._tiles.cached_bytes > 0
     page.tell(kinds.GONE)
     assert heatmap._tiles.cached_bytes == 0
+    page.tell(kinds.HERE)
+    gone = weakref.ref(heatmap.source._held)  # type: ignore[union-attr]
     del tensor
     assert gone() is not None
+    jobs = heatmap._jobs
     heatmap.close()
     heatmap.close()
-    until(lambda: not heatmap._jobs.alive, 5, "its thread")
+    until(lambda: not jobs.alive, 5, "its thread")
     assert gone() is None
     assert heatmap.source is None
     assert "closed" in heatmap._repr_mimebundle_()[0]["text/plain"] if heatmap._repr_mimebundle_ else True
@@ -292,6 +294,37 @@ def test_nothing_is_left_when_it_is_closed() -> None:
     del heatmap, page
     gc.collect()
     assert layout_free() is None
+
+
+@pytest.mark.parametrize("kind", ["tensor", "array"])
+def test_a_tensor_that_only_a_closed_view_would_hold_is_let_go(
+    show: Callable[..., Heatmap], kind: str
+) -> None:
+    mine = torch.randn(50, 50) if kind == "tensor" else np.random.default_rng(0).random((50, 50))
+    first = str(mine[0, 0].item())
+    heatmap = show(mine)
+    page = Page(heatmap)
+
+    def value() -> Any:
+        return page.one(kinds.VALUE, leads=[], row=0, column=0)
+
+    page.tell(kinds.HERE)
+    page.tell(kinds.GONE)
+    assert float(value()["text"]) == pytest.approx(float(first))
+    page.tell(kinds.HERE)
+    del mine
+    assert float(value()["text"]) == pytest.approx(float(first))
+    page.tell(kinds.GONE)
+    assert "Run the cell" in value()[kinds.ERROR]
+    page.tell(kinds.HERE)
+    assert "Run the cell" in value()[kinds.ERROR]
+
+
+def test_numbers_in_lists_stay(show: Callable[..., Heatmap]) -> None:
+    page = Page(show([[1.5, 2.0]]))
+    page.tell(kinds.HERE)
+    page.tell(kinds.GONE)
+    assert page.one(kinds.VALUE, leads=[], row=0, column=0)["text"] == "1.5"
 
 
 class Slow(LabWidget):
