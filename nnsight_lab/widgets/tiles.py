@@ -29,11 +29,14 @@ TILE: Final = 256
 CACHE_BYTES: Final = 256 * 2**20
 #: What is read at once: 16 MiB in float32.
 _CHUNK_VALUES: Final = 4 * 2**20
-#: What a question about one block, and a sample, may read.
-_SAMPLE_VALUES: Final = 4 * 2**20
+#: Up to this torch starts no threads, which would wait for work by spinning, and take a browser's core.
+_QUIET_VALUES: Final = 2**15
+#: What a question about one block may read, and a sample.
+_BLOCK_VALUES: Final = 4 * 2**20
+_SAMPLE_VALUES: Final = 2**20
 #: Singles are a cache miss each: 256 x 256 of them take some 10 ms of a tensor that no cache holds.
 _SAMPLE_SIDE: Final = 256
-_SAMPLE_STRIPS: Final = 16
+_SAMPLE_STRIPS: Final = 32
 _SAMPLE_RUNS: Final = 4
 #: Bytes that a block of a base takes: its number, its flags, its count.
 _BASE_BYTES: Final = (4 + 1, 8)
@@ -214,7 +217,7 @@ class Tiles:
         """What is in one block, exactly; None where it is too large to be read at once."""
         high, wide = 2**level.rows, 2**level.columns
         last_row, last_column = min((row + 1) * high, self.rows), min((column + 1) * wide, self.columns)
-        if (last_row - row * high) * (last_column - column * wide) > _SAMPLE_VALUES:
+        if (last_row - row * high) * (last_column - column * wide) > _BLOCK_VALUES:
             return None
         raw = self._read(leads, slice(row * high, last_row), slice(column * wide, last_column))
         return reduce_blocks(numbers(raw).to(torch.float64), high, wide, "mean")
@@ -264,7 +267,10 @@ class Tiles:
         """Blocks read from the source, a few rows of blocks at a time."""
         first_row, last_row, first_column, last_column = window
         high, wide = 2**level.rows, 2**level.columns
-        step = max(1, _CHUNK_VALUES // (high * (last_column - first_column))) * high
+        few = (last_row - first_row) * (last_column - first_column) <= _CHUNK_VALUES
+        step = (
+            max(1, (_QUIET_VALUES if few else _CHUNK_VALUES) // (high * (last_column - first_column))) * high
+        )
         parts = []
         for row in range(first_row, last_row, step):
             if stopped():

@@ -118,6 +118,7 @@ def test_a_tile_is_the_same_straight_from_the_tensor_and_over_a_base(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "TILE", 8)
         patch.setattr(module, "_CHUNK_VALUES", 256)
+        patch.setattr(module, "_QUIET_VALUES", 64)
         patch.setattr(module, "base_level", lambda *_: Level(*base))
         tiles = Tiles(TensorSource(torch.from_numpy(matrix)))
         values, flags = naive(matrix.astype(np.float64), 2 ** level[0], 2 ** level[1], how)
