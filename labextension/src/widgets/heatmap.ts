@@ -54,7 +54,8 @@ class Heatmap {
   #pointed: Cell | null = null;
   #asking = false;
   #liveTimer = 0;
-  #changedAt = performance.now();
+  readonly #madeAt = performance.now();
+  #changedAt = this.#madeAt;
 
   constructor(
     model: AnyModel,
@@ -281,6 +282,10 @@ class Heatmap {
         this.#describe();
       }
       this.#stage?.refresh();
+      if (!this.root.dataset.firstMs) {
+        // The frame that was just asked for comes first.
+        requestAnimationFrame(() => (this.root.dataset.firstMs ??= (performance.now() - this.#madeAt).toFixed(1)));
+      }
     }
     this.root.dataset.bytes = String(this.#conversation.bytes);
   }
