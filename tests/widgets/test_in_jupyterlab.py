@@ -207,7 +207,7 @@ def test_keys_do_all_that_hands_do(show: Any, page: Any, notebook: Notebook) -> 
     view.press("Home")
     assert view.slice() == "k[0:2000, 0:2000]"
     view.press("Shift+ArrowRight", "Shift+ArrowDown")
-    wait_until(lambda: "mean" in view.root.locator("[role=status]").inner_text(), 5, "the cursor's value")
+    wait_until(lambda: "mean" in view.root.locator(".nnl-hidden").inner_text(), 5, "the cursor's value")
     view.press("Enter")
     detail = view.root.locator(".nnl-detail")
     detail.wait_for()
@@ -292,3 +292,15 @@ def test_a_saved_notebook_reads_without_its_widgets(page: Any, notebook: Noteboo
     for data in shown:
         assert "text/html" in data
         assert len(json.dumps(data)) < 120_000
+
+
+def test_a_picture_whose_kernel_is_gone_says_so(show: Any, page: Any, notebook: Notebook) -> None:
+    view = show("Heatmap(torch.zeros(4, 10), name='last')")
+    page.evaluate("jupyterapp.shell.currentWidget.sessionContext.shutdown()")
+    wait_until(
+        lambda: page.evaluate("jupyterapp.shell.currentWidget.sessionContext.session?.kernel == null"),
+        20,
+        "no kernel",
+    )
+    view.point(10, 10)
+    wait_until(lambda: "The kernel is gone" in view.text("error"), 10, "a word of it")

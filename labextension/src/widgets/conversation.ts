@@ -10,6 +10,12 @@ export interface Answer {
   dropped: boolean;
 }
 
+/** What the kernel said was wrong; it has logged it. */
+export class KernelError extends Error {}
+
+/** A kernel that takes longer than this may be busy, or gone. */
+const SLOW_MS = 2000;
+
 interface Waiting {
   take: (answer: Answer) => void;
   fail: (error: Error) => void;
@@ -20,11 +26,12 @@ export class Conversation {
   readonly view = crypto.randomUUID?.() ?? `${Date.now()}-${Math.random()}`;
   /** All bytes that came. */
   bytes = 0;
-  /** Whether the kernel ever answered. */
-  answered = false;
+  /** Told when a question waits for long, and when it does no more. */
+  slow: (slow: boolean) => void = () => undefined;
   #model: AnyModel;
   #waiting = new Map<string, Waiting>();
   #next = 0;
+  #slowTimer = 0;
 
   constructor(model: AnyModel, disposer: Disposer) {
     this.#model = model;
@@ -33,6 +40,7 @@ export class Conversation {
     this.tell(kinds.HERE);
     disposer.add(() => {
       model.off('msg:custom', heard);
+      clearTimeout(this.#slowTimer);
       this.#waiting.clear();
       this.tell(kinds.GONE);
     });
@@ -64,13 +72,22 @@ export class Conversation {
           reject(error);
         }
       });
+      this.#watch();
       const question = { ...content, [kinds.ASK]: id, [kinds.KIND]: kind, [kinds.VIEW]: this.view };
       try {
         this.#model.send(question);
       } catch (error) {
-        this.#waiting.get(id)?.fail(error as Error);
+        const why = (error as Error).message;
+        this.#waiting.get(id)?.fail(new KernelError(`The kernel is gone: run the cell again. (${why})`));
       }
     });
+  }
+
+  /** Start to count anew: something was asked, or came. */
+  #watch(): void {
+    clearTimeout(this.#slowTimer);
+    this.slow(false);
+    this.#slowTimer = window.setTimeout(() => this.slow(this.#waiting.size > 0), SLOW_MS);
   }
 
   #heard(message: unknown, buffers: DataView[]): void {
@@ -79,14 +96,14 @@ export class Conversation {
     if (!waiting) {
       return;
     }
-    this.answered = true;
+    this.#watch();
     const copies = buffers.map(one => {
       this.bytes += one.byteLength;
       return new Uint8Array(one.buffer.slice(one.byteOffset, one.byteOffset + one.byteLength));
     });
     const error = content[kinds.ERROR];
     if (error !== undefined) {
-      waiting.fail(new Error(String(error)));
+      waiting.fail(new KernelError(String(error)));
       return;
     }
     try {

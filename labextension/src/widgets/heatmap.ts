@@ -1,6 +1,6 @@
 import type { AnyModel, RenderProps } from '@anywidget/types';
 import { Axes } from './axes';
-import { Conversation } from './conversation';
+import { Conversation, KernelError } from './conversation';
 import { Detail } from './detail';
 import { Disposer } from './disposer';
 import { copy, count, element, say } from './dom';
@@ -32,7 +32,6 @@ const KEYS =
   'Arrow keys pan, plus and minus zoom, Home shows all, Shift with arrows moves a cursor, Enter shows exact values.';
 const HOWS = { mean: 'mean', max: 'largest', min: 'smallest', absmax: 'largest magnitude' };
 const SCALES = { auto: 'automatic', sequential: 'low to high', diverging: 'around zero', log: 'log of magnitude' };
-const NO_KERNEL_MS = 5000;
 
 /** A heatmap in one place on the page. */
 class Heatmap {
@@ -50,6 +49,7 @@ class Heatmap {
   #readout = element('div', { class: 'nnl-readout' });
   #words = element('div', { class: 'nnl-words' });
   #error = element('div', { class: 'nnl-error', role: 'alert', hidden: '' });
+  #wait = element('div', { class: 'nnl-words', role: 'status', hidden: '' });
   #live = element('div', { class: 'nnl-hidden', role: 'status', 'aria-live': 'polite' });
   #pointed: Cell | null = null;
   #asking = false;
@@ -67,6 +67,11 @@ class Heatmap {
     const { shape, palettes, settings, labelled } = this.#state;
     this.#settings = { ...settings, leads: shape.slice(0, -2).map(() => 0) };
     this.#conversation = new Conversation(model, this.#disposer);
+    this.#conversation.slow = slow => {
+      const saved = this.#state.poster ? ' Until then there is a small picture.' : '';
+      say(this.#wait, `The kernel has not answered yet. If it is busy it will; if it is gone, run the cell again.${saved}`);
+      this.#wait.hidden = !slow;
+    };
     const told = (what: Told) => this.#told(what);
     const line = shape.length === 1;
     this.#painter = line ? new Line(this.#conversation, palettes, told) : new Matrix(this.#conversation, palettes, told);
@@ -109,7 +114,7 @@ class Heatmap {
     head.append(this.#toolbar());
     root.append(...this.#sliders(), this.#stage.canvas);
     root.append(element('div', { class: 'nnl-foot' }, this.#readout, this.#legend.root));
-    root.append(this.#words, this.#error, this.#detail.root, this.#live);
+    root.append(this.#words, this.#wait, this.#error, this.#detail.root, this.#live);
     if (this.#painter instanceof Line) {
       this.#legend.plain();
     }
@@ -123,13 +128,6 @@ class Heatmap {
     this.#recolour();
     this.#describe();
     this.#loadPoster();
-    const timer = window.setTimeout(() => {
-      if (!this.#conversation.answered) {
-        const saved = this.#state.poster ? ' What is shown is a small picture saved with the notebook.' : '';
-        this.#fail(new Error(`No kernel answers.${saved} Run the cell again to look closer.`));
-      }
-    }, NO_KERNEL_MS);
-    this.#disposer.add(() => clearTimeout(timer));
   }
 
   #makeStage(): Stage {
@@ -291,6 +289,9 @@ class Heatmap {
   }
 
   #fail(error: Error): void {
+    if (!(error instanceof KernelError)) {
+      this.#conversation.tell(kinds.FAILED, { [kinds.ERROR]: error.stack ?? String(error) });
+    }
     say(this.#error, error.message);
     this.#error.hidden = false;
     this.#set('failed');

@@ -82,7 +82,11 @@ export class Stage {
     if (this.#alive && !this.#frame) {
       this.#frame = requestAnimationFrame(() => {
         this.#frame = 0;
-        this.#draw();
+        try {
+          this.#draw();
+        } catch (error) {
+          this.hooks.failed(error as Error);
+        }
       });
     }
   }
