@@ -60,6 +60,9 @@ class Heatmap(LabWidget):
         height: Of the picture, in pixels.
         cache_bytes: What the kernel may keep of what it computed.
 
+    Attributes:
+        picked: The index of what was last shown in detail, as in ``tensor[heatmap.picked]``; None before that.
+
     Raises:
         SavesError: It cannot be drawn.
         SaveNotFound: The store does not have it.
@@ -104,7 +107,8 @@ class Heatmap(LabWidget):
             _labels_of(rows, self._tiles.rows, "rows"),
             _labels_of(columns, self._tiles.columns, "columns"),
         ]
-        self._source_shape, self._nbytes = source.shape, source.nbytes
+        self._source_shape = source.shape
+        self.picked: tuple[int | slice, ...] | None = None
         super().__init__(
             name=name or (f"{label.name}{label.path}" if label is not None else "tensor"),
             shape=list(source.shape),
@@ -213,6 +217,7 @@ class Heatmap(LabWidget):
         index = self._index(
             leads, rows.start if one else _slice(rows), columns.start if one else _slice(columns)
         )
+        self.picked = index
         answer = self._give_value(question)
         return Answer(
             {

@@ -197,9 +197,12 @@ def test_values_are_exact_and_blocks_say_what_they_hold(show: Callable[..., Heat
 
 def test_the_detail_has_neighbours_and_an_expression(show: Callable[..., Heatmap]) -> None:
     tensor = torch.arange(2 * 10 * 10, dtype=torch.int64).reshape(2, 10, 10)
-    page = Page(show(tensor, name="hidden", rows=[" Paris"] * 10))
+    heatmap = show(tensor, name="hidden", rows=[" Paris"] * 10)
+    assert heatmap.picked is None
+    page = Page(heatmap)
     detail = page.one(kinds.DETAIL, leads=[1], row=0, column=9)
     assert detail["expression"] == "hidden[1, 0, 9]"
+    assert tensor[heatmap.picked] == 109
     assert detail["near"][detail["at"][0]][detail["at"][1]] == "109"
     assert detail["rows"][0] == "0 ' Paris'"
     far = page.one(kinds.DETAIL, leads=[1], level=[1, 1], row=2, column=1)

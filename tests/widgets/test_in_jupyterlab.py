@@ -198,14 +198,17 @@ def test_keys_do_all_that_hands_do(show: Any, page: Any, notebook: Notebook) -> 
     cells = len(notebook.cells)
     view = show("Heatmap(torch.arange(4_000_000.).reshape(2000, 2000), name='k')")
     assert view.slice() == "k[0:2000, 0:2000]"
+    legend = view.text("legend")
     view.press("+", "+", "+", "+")
     view.done()
+    wait_until(lambda: view.text("legend") != legend, 5, "other ends of the colours")
     zoomed = view.slice()
     assert zoomed != "k[0:2000, 0:2000]"
     view.press("ArrowRight", "ArrowDown")
     wait_until(lambda: view.slice() != zoomed, 5, "a pan")
     view.press("Home")
     assert view.slice() == "k[0:2000, 0:2000]"
+    wait_until(lambda: view.text("legend") == legend, 5, "the same ends of the colours as at first")
     view.press("Shift+ArrowRight", "Shift+ArrowDown")
     wait_until(lambda: "mean" in view.root.locator(".nnl-hidden").inner_text(), 5, "the cursor's value")
     view.press("Enter")

@@ -145,6 +145,9 @@ class Heatmap {
         state: done => {
           this.#set(done ? 'done' : 'busy');
           this.#describe();
+          if (this.#painter instanceof Matrix) {
+            this.#spanned(this.#painter.span(stage.view, this.#settings));
+          }
         }
       },
       this.#conversation,
@@ -262,14 +265,7 @@ class Heatmap {
   // -- what the kernel said --------------------------------------------------------------------
 
   #told({ span, special, sampled, came }: Told): void {
-    if (span) {
-      const changed = !this.#span || this.#span[2] !== span[2];
-      this.#span = span;
-      this.#legend.span(...span);
-      if (changed) {
-        this.#recolour();
-      }
-    }
+    this.#spanned(span);
     if (special) {
       this.#legend.special(special);
     }
@@ -286,6 +282,17 @@ class Heatmap {
       }
     }
     this.root.dataset.bytes = String(this.#conversation.bytes);
+  }
+
+  #spanned(span: Told['span']): void {
+    if (span && span !== this.#span) {
+      const changed = this.#span?.[2] !== span[2];
+      this.#span = span;
+      this.#legend.span(...span);
+      if (changed) {
+        this.#recolour();
+      }
+    }
   }
 
   #fail(error: Error): void {

@@ -2,6 +2,7 @@ import type { Answer, Conversation } from './conversation';
 import * as kinds from './kinds';
 import { CODE_NAN, SPECIAL, type Palettes, lookup, paint } from './palette';
 import type { Geometry, Painter, Settings, Told } from './painter';
+import type { Viewport } from './viewport';
 
 /** Blocks along a side of a tile, as in the kernel. */
 const TILE = 256;
@@ -34,6 +35,7 @@ export class Matrix implements Painter {
   #colours: Uint32Array = new Uint32Array(256);
   #scale = '';
   #counted = new Set<string>();
+  #spans = new Map<string, NonNullable<Told['span']>>();
 
   constructor(
     readonly conversation: Conversation,
@@ -51,6 +53,11 @@ export class Matrix implements Painter {
 
   get colours(): Uint32Array {
     return this.#colours;
+  }
+
+  /** What the colours span in what is in sight; nothing before the kernel said so. */
+  span(view: Viewport, settings: Settings): Told['span'] {
+    return this.#spans.get(`${keyOf(settings)}|${view.level}`);
   }
 
   draw(context: CanvasRenderingContext2D, geometry: Geometry, settings: Settings): boolean {
@@ -113,6 +120,9 @@ export class Matrix implements Painter {
       const codes = buffers[number]!;
       this.#tiles.set(`${key}|${level}|${row},${column}`, { level, row, column, height, width, codes, painted: null });
     });
+    if (tiles.length) {
+      this.#spans.set(`${key}|${level}`, content.span as NonNullable<Told['span']>);
+    }
     while (this.#tiles.size > MAX_TILES) {
       this.#tiles.delete(this.#tiles.keys().next().value!);
     }
