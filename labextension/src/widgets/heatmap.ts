@@ -49,7 +49,7 @@ class Heatmap {
   #readout = element('div', { class: 'nnl-readout' });
   #words = element('div', { class: 'nnl-words' });
   #error = element('div', { class: 'nnl-error', role: 'alert', hidden: '' });
-  #wait = element('div', { class: 'nnl-words', role: 'status', hidden: '' });
+  #wait = element('div', { class: 'nnl-wait', role: 'status', hidden: '' });
   #live = element('div', { class: 'nnl-hidden', role: 'status', 'aria-live': 'polite' });
   #pointed: Cell | null = null;
   #asking = false;
