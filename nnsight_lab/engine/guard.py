@@ -118,7 +118,7 @@ class EngineGuard(EngineMeasure):
             )
         if self._within(tally, self._room()):
             return
-        gc.collect()  # what only a cycle still holds is nobody's
+        yield self._let_go_of_memory
         room = self._room()
         if not self._within(tally, room):
             left = shown(room.memory_bytes + room.spill_bytes)
@@ -127,6 +127,11 @@ class EngineGuard(EngineMeasure):
                 f"{left} left: {named(tally.names)}. "
                 + _CURE.format("the engine's save_budget or spill_budget")
             )
+
+    def _let_go_of_memory(self) -> None:
+        """Give up what nobody looks at: what only a cycle holds, and what the store can read from files."""
+        self.saves.spill()
+        gc.collect()
 
     def _near(self, demands: Sequence[Demand]) -> bool:
         """`may_exceed` once the tokens are counted."""

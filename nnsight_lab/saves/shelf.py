@@ -132,10 +132,10 @@ class Shelf:
         while (name := self._too_much()) is not None:
             self._spill(name)
 
-    def tidy(self) -> None:
+    def tidy(self, budget_bytes: int | None = None) -> None:
         """`make_room`, but what cannot be written is dropped. Takes the lock itself, raises nothing."""
         self.spill.unlink()
-        while (name := self._too_much()) is not None:
+        while (name := self._too_much(budget_bytes)) is not None:
             try:
                 self._spill(name)
             except Exception as error:  # nobody waits for this thread who could be told
@@ -143,9 +143,9 @@ class Shelf:
                     if name in self._in_memory:
                         self._drop(name, reason(error))
 
-    def _too_much(self) -> str | None:
+    def _too_much(self, budget_bytes: int | None = None) -> str | None:
         with self.lock:
-            if self.memory_bytes <= self.budget_bytes:
+            if self.memory_bytes <= (self.budget_bytes if budget_bytes is None else budget_bytes):
                 return None
             return next((name for name in self._in_memory if name not in self.kept), None)
 

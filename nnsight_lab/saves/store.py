@@ -175,6 +175,13 @@ class SavesStore:
         for request_id, gone in slots.items():
             self._shelf.drop_slots(request_id, gone)
 
+    def spill(self) -> None:
+        """Put everything that was not marked to be kept into files, now, and let go of its memory.
+
+        What cannot be written is dropped, and counted.
+        """
+        self._shelf.tidy(0)
+
     def clear(self) -> None:
         """Let go of everything, marked or not, with the files this store wrote."""
         with self._shelf.lock:

@@ -225,6 +225,18 @@ def test_over_budget_the_least_recently_used_request_goes_to_disk_as_a_whole(fol
     assert store.get("r1", "text") == "t"
 
 
+def test_a_store_that_is_asked_to_gives_its_memory_up_but_for_what_is_kept(folder: Path) -> None:
+    store = SavesStore(budget_bytes=2**20, spill_dir=folder)
+    for name in ("r1", "r2", "r3"):
+        store.put(name, block(x=torch.full((100,), float(name[1]))))
+    store.keep("r2")
+    store.spill()
+    assert store.bytes_in_memory == 400
+    assert [request.on_disk for request in store] == [True, False, True]
+    for name in ("r1", "r2", "r3"):
+        assert store.get(name, "x").eq(float(name[1])).all()
+
+
 def test_a_request_larger_than_the_budget_goes_to_disk_at_once(folder: Path) -> None:
     store = SavesStore(budget_bytes=5 * KB, spill_dir=folder)
     assert store.put("r1", block(x=kilobytes(6))).on_disk
