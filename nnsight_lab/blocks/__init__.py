@@ -6,7 +6,8 @@ import this room, so it holds nothing of the engine and nothing of the worker.
 
 It is the first room that imports nnsight, which mounts ``.save`` on every object; anyio then refuses
 each of its own classes that is defined later ("Attribute 'save' is missing its type annotation"), and
-vLLM, httpx and mcp import them. So anyio is imported whole, before.
+vLLM, httpx and mcp import them. So anyio is imported whole, before; in a program that imported nnsight
+first, the mount is taken off for that moment.
 """
 
 from __future__ import annotations
@@ -14,8 +15,27 @@ from __future__ import annotations
 import contextlib
 import importlib
 import pkgutil
+import sys
+from collections.abc import Iterator
 
-with contextlib.suppress(ImportError):
+
+@contextlib.contextmanager
+def _unmounted() -> Iterator[None]:
+    """Objects without nnsight's ``.save``, where they have it already."""
+    mounted = getattr(object, "save", None) if "nnsight" in sys.modules else None
+    if mounted is None:
+        yield
+        return
+    from nnsight._c import mount, unmount  # of nnsight itself: the way it puts it there
+
+    unmount("save")
+    try:
+        yield
+    finally:
+        mount(mounted, "save")
+
+
+with contextlib.suppress(ImportError), _unmounted():
     import anyio._backends._asyncio
     import anyio.streams
 

@@ -72,6 +72,8 @@ def freeze(source: Path, target: Path) -> tuple[int, Frozen]:
 
 
 def _target(source: Path, out: Path | None, *, in_place: bool) -> Path:
+    if source.is_dir():
+        raise PlainError(f"{source} is a directory: name a notebook in it")
     if in_place:
         return source
     if out is None:

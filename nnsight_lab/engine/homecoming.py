@@ -20,8 +20,8 @@ from typing import Any, NamedTuple, TypeAlias
 import psutil
 import torch
 
-from nnsight_lab.errors import CellUsageError
 from nnsight_lab.saves import slab
+from nnsight_lab.saves.budget import size_of
 from nnsight_lab.saves.slab import SlabReader
 from nnsight_lab.saves.slab_files import PREFIX, sweep
 from nnsight_lab.saves.spill import sweep_spills
@@ -35,25 +35,6 @@ _MEMORY = Path("/dev/shm")
 _TICK_S = 0.25
 #: How long after pieces went back by the way the workers are asked which files they gave up.
 _TELL_S = 1.0
-_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
-
-
-def size_of(text: Any, *, name: str) -> int:
-    """Bytes from ``2_000_000``, ``"500MB"`` or ``"2 GiB"``.
-
-    Raises:
-        CellUsageError: For anything else.
-    """
-    if isinstance(text, int | float) and not isinstance(text, bool) and text >= 0:
-        return int(text)
-    if isinstance(text, str):
-        number = text.strip().rstrip("BKMGIbkmgi").strip()
-        unit = text.strip()[len(number) :].strip().upper()
-        try:
-            return int(float(number.replace("_", "")) * _UNITS[unit])
-        except (ValueError, KeyError):
-            pass
-    raise CellUsageError(f'{name}={text!r} is not a size: write bytes, "500MB" or "2GiB".')
 
 
 def settings(engine_id: str, options: Mapping[str, Any]) -> dict[str, Any]:

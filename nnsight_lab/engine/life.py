@@ -55,6 +55,7 @@ class EngineLife:
         self.config = config
         self.edits = Edits(self)
         self.saves = SavesStore()
+        self._budgeted = False
         self.already_running = False
         self._state = "stopped"
         self._stop_lock = threading.Lock()
@@ -91,8 +92,11 @@ class EngineLife:
             self._clean_up()
             self._used = True
             raise
-        # The workers put the next call's saves into the other half.
-        self.saves.budget_bytes = start.save_budget_bytes // 2
+        if not self._budgeted:  # what somebody set since is left alone
+            # The workers put the next call's saves into the other half.
+            self.saves.budget_bytes = start.save_budget_bytes // 2
+            self.saves.disk_bytes = dict(self.config.options).get("spill_budget")
+            self._budgeted = True
         self._origin.tokenizer = getattr(self.model, "tokenizer", None)
         self.model.lab_engine = weakref.proxy(self)
         self._state = "ready"

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 import torch
 
 from nnsight_lab.blocks.block import Block
-from nnsight_lab.engine.homecoming import size_of
 from nnsight_lab.engine.sampling import prompt_list
 from nnsight_lab.errors import LensRefused, RequestRefused
 from nnsight_lab.lens.anatomy import anatomy, attention_form
 from nnsight_lab.lens.attention import Attention
 from nnsight_lab.lens.logit_lens import LogitLens
+from nnsight_lab.saves.budget import size_of
 
 if TYPE_CHECKING:
     from nnsight_lab.engine.service import EngineService

@@ -18,13 +18,13 @@ from nnsight_lab.engine import results
 from nnsight_lab.engine.arrivals import arrivals
 from nnsight_lab.engine.call import Call, LabRequest
 from nnsight_lab.engine.edits import EditVersion
-from nnsight_lab.engine.homecoming import size_of
 from nnsight_lab.engine.life import EngineLife
 from nnsight_lab.engine.pace import steps_of
 from nnsight_lab.engine.sampling import sampling_params
 from nnsight_lab.engine.tracer import Watcher
 from nnsight_lab.engine.waiting import Watch, await_, wait
 from nnsight_lab.errors import EngineDied
+from nnsight_lab.saves.budget import size_of
 from nnsight_lab.wire.keys import BUDGET_KEY, CLEAR, EDITS_KEY, REGISTER, TRACE_BLOCK, TRACE_KEY
 
 

@@ -26,8 +26,7 @@ _ABORT_S = 0.7
 _DEATH_GRACE_S = 1.5
 
 STUCK = (
-    "the wait is over, but a block is still running in the worker: if the next call does not answer, "
-    "`%engine restart`."
+    "the wait is over, but the worker is still at it: if the next call does not answer, `%engine restart`."
 )
 INTERRUPTED = "the requests of this cell were aborted; the engine is still loaded."
 

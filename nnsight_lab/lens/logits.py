@@ -27,7 +27,8 @@ class Reading(NamedTuple):
         ids: The likeliest tokens, best first ``[row, k]``, int64.
         probabilities: Theirs ``[row, k]``, float32.
         entropy: Of the whole distribution, in nats ``[row]``, float32.
-        ranks: How many tokens are likelier than each token asked for ``[row, token]``, int64; 0 is the top.
+        ranks: How many tokens are likelier than each token asked for ``[row, token]``, int64; 0 is the top,
+            and -1 says that the logits are no numbers.
         chosen: The probabilities of the tokens asked for ``[row, token]``, float32.
     """
 
@@ -59,6 +60,7 @@ def read_logits(logits: torch.Tensor, *, top_k: int = 10, tokens: torch.Tensor |
     for n in range(tokens.shape[-1]):
         # Summed as int32: as int64 it takes a CPU eight times as long.
         ranks[:, n] = (exact > wanted[:, n : n + 1]).sum(-1, dtype=torch.int32)
+    ranks.masked_fill_(wanted.isnan(), -1)  # nothing is greater, and it is not the top for that
     top, ids = exact.topk(top_k, dim=-1)
     peak = top[:, :1]
     shifted = exact.sub_(peak).clamp_(min=_NEVER)

@@ -194,7 +194,7 @@ class _Read:
         """How many tokens each layer finds likelier than the last layer's, ``[layer, position]``."""
         if self._ranks is None:
             raise PlotRefused("the lens has no ranks: the last layer was not read with it")
-        return self._ranks
+        return np.where(self._ranks < 0, np.nan, self._ranks)  # no rank: the logits were no numbers
 
     def part(self, name: str) -> npt.NDArray[np.float64]:
         """A part ``[layer, position]``, float64."""

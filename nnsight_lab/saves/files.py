@@ -13,6 +13,7 @@ import contextlib
 import hashlib
 import os
 import secrets
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -24,12 +25,14 @@ from nnsight_lab.saves.held import Held, hold
 from nnsight_lab.saves.label import SaveKey, SaveLabel
 from nnsight_lab.saves.label_file import LabelFile, held_in, parsed, tensor_names, written
 from nnsight_lab.saves.layout import lay_out, spans_of
-from nnsight_lab.saves.mapped import Seal, checked_header, opened
+from nnsight_lab.saves.mapped import Seal, check_data, checked_header, opened
 from nnsight_lab.saves.saved_file import SavedFile
 from nnsight_lab.wire.keys import TRACE_BLOCK
 from nnsight_lab.wire.limits import MAX_HEADER_BYTES, WireError
 from nnsight_lab.wire.tensors import memory_of
 
+#: What `read` reads whole to see whether it is damaged: a tenth of a second.
+CHECKED_BYTES = 256 * 2**20
 TENSORS, LABELS = ".safetensors", ".json"
 _UNFINISHED = ".unfinished"
 
@@ -106,22 +109,26 @@ def write_held(tensors_path: Path, requests: list[Held], *, lasting: bool = True
         for handle, spec in held.specs.items()
     }
     layout = lay_out(specs, secrets.token_hex(8))
-    seal = Seal(layout.nbytes, hashlib.sha256(layout.header).hexdigest())
-    text = written(requests, names, seal)
     places = {
         mine[handle]: (held, handle) for held, mine in zip(requests, names, strict=True) for handle in mine
     }
     readers = {id(held): held.tensors.reader() for held in requests}
     tensors_path.parent.mkdir(parents=True, exist_ok=True)
     with _unfinished(tensors_path) as tensors_now, _unfinished(labels_path) as labels_now:
+        crc = 0
         with open(tensors_now, "xb") as file:
             file.write(layout.header)
             for name in layout.order:
                 held, handle = places[name]
                 memory = memory_of(readers[id(held)](handle))
                 if memory.size:
-                    file.write(memory.reshape(-1).view(np.uint8).data)
+                    raw = memory.reshape(-1).view(np.uint8).data
+                    file.write(raw)
+                    if lasting:
+                        crc = zlib.crc32(raw, crc)
             _flush(file, lasting)
+        header_sha256 = hashlib.sha256(layout.header).hexdigest()
+        text = written(requests, names, Seal(layout.nbytes, header_sha256, crc if lasting else None))
         with open(labels_now, "xb") as file:
             file.write(text)
             _flush(file, lasting)
@@ -136,6 +143,9 @@ def write_held(tensors_path: Path, requests: list[Held], *, lasting: bool = True
 def read(path: str | os.PathLike[str]) -> SavedFile:
     """Open a pair of files, by the name of either or their common stem.
 
+    What the tensors hold is compared with its checksum where the file has at most `CHECKED_BYTES`; of a
+    larger one that is `SavedFile.verify`, since it reads all of it.
+
     Raises:
         FileRefused: One is missing, cut off, damaged, or not what it should be; says why.
     """
@@ -149,6 +159,8 @@ def read(path: str | os.PathLike[str]) -> SavedFile:
         where = tensors_path
         with opened(tensors_path) as (descriptor, size):
             header = checked_header(descriptor, size, label_file.seal)
+            if size <= CHECKED_BYTES:
+                check_data(descriptor, size, label_file.seal)
         spans = spans_of(header, size, label_file.specs)
         where = labels_path
         requests = [held_in(r, tensors_path, label_file.seal, spans) for r in _distinct(label_file)]

@@ -104,7 +104,11 @@ def written(requests: Sequence[Held], names: Sequence[Mapping[int, str]], seal: 
     document = {
         "format": FORMAT,
         "version": VERSION,
-        "safetensors": {"bytes": seal.nbytes, "header_sha256": seal.header_sha256},
+        "safetensors": {
+            "bytes": seal.nbytes,
+            "header_sha256": seal.header_sha256,
+            **({} if seal.data_crc32 is None else {"data_crc32": seal.data_crc32}),
+        },
         "requests": [_request(held, mine) for held, mine in zip(requests, names, strict=True)],
     }
     text = json.dumps(document, ensure_ascii=True, allow_nan=False, separators=(",", ":")).encode()
@@ -183,7 +187,9 @@ def parsed(text: bytes) -> LabelFile:
                 raise FileRefused(f"it has the tensor {name!r:.80} twice")
             specs[name] = Spec(dtype, tuple(shape))
             extent(shape, item_bytes(specs[name]))
-    return LabelFile(Seal(_member(seal, "bytes", int), _member(seal, "header_sha256", str)), requests, specs)
+    crc = _member(seal, "data_crc32", int) if "data_crc32" in seal else None
+    known = Seal(_member(seal, "bytes", int), _member(seal, "header_sha256", str), crc)
+    return LabelFile(known, requests, specs)
 
 
 def held_in(request: dict[str, Any], path: Path, seal: Seal, spans: Mapping[str, Span]) -> Held:

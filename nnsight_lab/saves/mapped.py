@@ -16,6 +16,7 @@ import hashlib
 import mmap
 import os
 import stat
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +34,7 @@ from nnsight_lab.wire.tensors import DTYPES
 
 #: Python names it from 3.13 on; without it a file larger than the memory cannot be mapped.
 _NORESERVE: Final = getattr(mmap, "MAP_NORESERVE", 0x4000)
+_READ_AT_ONCE: Final = 2**20
 _FAILED: Final = ctypes.c_void_p(-1).value
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
@@ -47,10 +49,12 @@ class Seal:
     Attributes:
         nbytes: Its size.
         header_sha256: Of its header; headers differ between any two writes.
+        data_crc32: Of everything after the header; None where it was not taken.
     """
 
     nbytes: int
     header_sha256: str
+    data_crc32: int | None = None
 
 
 @contextlib.contextmanager
@@ -91,6 +95,26 @@ def checked_header(descriptor: int, size: int, seal: Seal) -> bytes:
     return header
 
 
+def check_data(descriptor: int, size: int, seal: Seal) -> None:
+    """Read the whole file, and compare what it holds with what was written.
+
+    Raises:
+        FileRefused: It differs, or ends while it is read.
+    """
+    if seal.data_crc32 is None:
+        return
+    at = LENGTH_BYTES + header_length(os.pread(descriptor, LENGTH_BYTES, 0), size)
+    found = 0
+    while at < size:
+        part = os.pread(descriptor, min(_READ_AT_ONCE, size - at), at)
+        if not part:
+            raise FileRefused("it was cut off while it was read")
+        found = zlib.crc32(part, found)
+        at += len(part)
+    if found != seal.data_crc32:
+        raise FileRefused("it is damaged: its data are not those that were written (their checksums differ)")
+
+
 @dataclass(frozen=True)
 class FileTensors:
     """The tensors of one request in a file, by handle."""
@@ -124,6 +148,19 @@ class FileTensors:
             return piece.view(dtype).view(spec.shape) if len(piece) else torch.empty(spec.shape, dtype=dtype)
 
         return get
+
+    def verify(self) -> None:
+        """Read the whole file, and see that it holds what was written.
+
+        Raises:
+            FileRefused: It does not, or is gone.
+        """
+        try:
+            with opened(self.path) as (descriptor, size):
+                checked_header(descriptor, size, self.seal)
+                check_data(descriptor, size, self.seal)
+        except FileRefused as refusal:
+            raise FileRefused(f"{self.path}: {refusal}") from None
 
 
 class _Mapping:

@@ -12,6 +12,7 @@ from nnsight_lab.errors import SaveNotFound, nearest
 from nnsight_lab.saves.held import Held
 from nnsight_lab.saves.label import SaveKey, SaveLabel, key_of
 from nnsight_lab.saves.lazy import take
+from nnsight_lab.saves.mapped import FileTensors
 from nnsight_lab.saves.request import Saves
 from nnsight_lab.saves.summary import Summary, summarize
 
@@ -52,7 +53,19 @@ class SavedFile:
         return held.value(held.slot(name, block, sequence))
 
     def __getitem__(self, name: str) -> Any:
-        return self.get(name)
+        holders = {label.request_id for label in self.labels if label.name == name}
+        return self.get(name, request_id=holders.pop() if len(holders) == 1 else None)
+
+    def verify(self) -> None:
+        """Read the whole file and compare it with the checksum that was written; seconds for gigabytes.
+
+        Raises:
+            FileRefused: It is damaged, gone, or another file.
+        """
+        for held in self._held.values():
+            if isinstance(held.tensors, FileTensors):
+                held.tensors.verify()
+                return
 
     def saves(self, request_id: str | None = None, sequence: int = 0) -> Saves:
         """All values of one sequence of a request."""

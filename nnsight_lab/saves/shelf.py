@@ -161,6 +161,9 @@ class Shelf:
                 if not self._in_memory[name]:  # nothing would be freed
                     del self._in_memory[name]
                     return
+                if self.spill.cap_bytes is not None and held.nbytes > self.spill.cap_bytes:
+                    self._drop(name, "more than may go to disk")
+                    return
                 while self.spill.lacks(held.nbytes):
                     on_disk = next((n for n in self._older(self.requests) if self._is_spilled(n)), None)
                     if on_disk is None:

@@ -192,7 +192,8 @@ class SlabPool:
                     return Extent(str(grown.path), grown.size, offset, wanted, self._rank)
                 left = place.budget_bytes - place.used_bytes
                 room = slab_files.free_bytes(place.folder)
-                allowed = max(allowed, left if room is None else min(left, room))
+                pieces = max((size for slab in slabs for _, size in slab.free), default=0)
+                allowed = max(allowed, pieces, left if room is None else min(left, room))
         # A folder may have room and still not take a file of ours; what was asked was not allowed.
         raise NoRoom(wanted, min(allowed, wanted - 1))
 

@@ -36,6 +36,7 @@ class Spill:
     Attributes:
         nbytes: What its files take.
         doomed: Files that were let go of and are still there.
+        cap_bytes: What its files may take at most, where somebody said so.
     """
 
     def __init__(self, directory: str | os.PathLike[str] | None) -> None:
@@ -44,6 +45,7 @@ class Spill:
         self._most_bytes: int | None = None
         self._sizes: dict[Path, int] = {}
         self.nbytes = 0
+        self.cap_bytes: int | None = None
         self.doomed: list[Path] = []
 
     def write(self, held: Held) -> tuple[FileTensors, int]:
@@ -64,7 +66,8 @@ class Spill:
     def lacks(self, nbytes: int) -> bool:
         """Whether that much more is too much: in a directory of its own, half of what was free there."""
         self._folder()
-        return self._most_bytes is not None and self.nbytes + nbytes > self._most_bytes
+        limits = [limit for limit in (self._most_bytes, self.cap_bytes) if limit is not None]
+        return bool(limits) and self.nbytes + nbytes > min(limits)
 
     def enter(self, path: Path, nbytes: int) -> None:
         """Take a file that was written as one of its own."""

@@ -20,10 +20,18 @@ from typing import Any, TypeVar
 
 import torch
 
-from nnsight_lab.errors import CannotTravel, FileRefused, OverBudget, SaveNotFound, SavesError, nearest
+from nnsight_lab.errors import (
+    CannotTravel,
+    CellUsageError,
+    FileRefused,
+    OverBudget,
+    SaveNotFound,
+    SavesError,
+    nearest,
+)
 from nnsight_lab.saves import files
 from nnsight_lab.saves.arrival import Arrival
-from nnsight_lab.saves.budget import default_budget_bytes
+from nnsight_lab.saves.budget import default_budget_bytes, size_of
 from nnsight_lab.saves.held import Blocks, Held, Slot, hold
 from nnsight_lab.saves.label import SaveKey, SaveLabel, key_of
 from nnsight_lab.saves.label_file import common_tree
@@ -31,7 +39,7 @@ from nnsight_lab.saves.lazy import take
 from nnsight_lab.saves.mapped import FileTensors
 from nnsight_lab.saves.request import Saves
 from nnsight_lab.saves.saved_file import SavedFile, selected
-from nnsight_lab.saves.shelf import Shelf
+from nnsight_lab.saves.shelf import Item, Shelf
 from nnsight_lab.saves.spill import Spill
 from nnsight_lab.saves.summary import Summary, summarize
 from nnsight_lab.saves.table import ROWS, Row, as_html, rows_of, shown
@@ -136,11 +144,18 @@ class SavesStore:
             self._shelf.dropped[f"{type(error).__name__}: {error!s:.120}"] += count
 
     def adopt(self, file: SavedFile) -> list[StoredRequest]:
-        """Take in what `files.read` or `files.find` found; its file is never deleted here."""
-        found = file.held()
+        """Take in what `files.read` or `files.find` found; its file is never deleted here.
+
+        A request that is here already, from elsewhere, stays as it is.
+
+        Returns:
+            The file's requests as they are here now.
+        """
         with self._shelf.lock:
-            self._shelf.enter(found)
-        return [self._described(held) for held in found]
+            here = {held.request_id: self._shelf.requests.get(held.request_id) for held in file.held()}
+            self._shelf.enter([h for h in file.held() if _in_file(here[h.request_id], file.path, none=True)])
+        found = (self._shelf.taken_apart(held.request_id) for held in file.held())
+        return [self._described(held) for held in found if held is not None]
 
     def keep(self, request_id: str, on: bool = True) -> None:
         """Never spill that request nor drop it by age; or do so again (``on=False``).
@@ -279,13 +294,16 @@ class SavesStore:
 
         Raises:
             SaveNotFound: A request or a save is not here, or nothing is.
+            SavesError: The file is where other saves of this store are read from.
             CannotTravel: They hold more plain numbers than a label file takes.
             OSError: The disk is full, or it may not be written; nothing is left behind.
         """
         held = self.held() if requests is None else self._chosen(requests)
         if not held:
             raise SaveNotFound("There is nothing to write: no saves are kept.")
-        written = files.write_held(files.pair(path)[0], held).absolute()
+        target = files.pair(path)[0]
+        self._refuse_loss(target, held)
+        written = files.write_held(target, held).absolute()
         self._follow(written)
         note(written)
         return written
@@ -296,8 +314,8 @@ class SavesStore:
         return self._shelf.budget_bytes
 
     @budget_bytes.setter
-    def budget_bytes(self, budget_bytes: int) -> None:
-        self._shelf.budget_bytes = budget_bytes
+    def budget_bytes(self, budget_bytes: int | str) -> None:
+        self._shelf.budget_bytes = size_of(budget_bytes, name="budget_bytes")
 
     @property
     def max_requests(self) -> int:
@@ -306,7 +324,19 @@ class SavesStore:
 
     @max_requests.setter
     def max_requests(self, max_requests: int) -> None:
+        if type(max_requests) is not int or max_requests < 0:
+            raise CellUsageError(f"max_requests={max_requests!r} is not a number of requests: 0 or more.")
         self._shelf.max_requests = max_requests
+
+    @property
+    def disk_bytes(self) -> int | None:
+        """What its own files may take; None for half of what is free. May be set; 0 never writes any."""
+        return self._shelf.spill.cap_bytes
+
+    @disk_bytes.setter
+    def disk_bytes(self, disk_bytes: int | str | None) -> None:
+        known = None if disk_bytes is None else size_of(disk_bytes, name="disk_bytes")
+        self._shelf.spill.cap_bytes = known
 
     @property
     def bytes_in_memory(self) -> int:
@@ -387,15 +417,30 @@ class SavesStore:
                 keys.append(one)
         return self.held(keys)
 
+    def _refuse_loss(self, target: Path, writing: Sequence[Held]) -> None:
+        """See that what is read from the file at ``target`` is in what will replace it."""
+        slots = {(held.request_id, slot) for held in writing for slot in held.saves}
+        with self._shelf.lock:
+            lost = {
+                held.request_id
+                for held in self._shelf.requests.values()
+                if isinstance(held, Held)
+                and _in_file(held, target)
+                and any((held.request_id, slot) not in slots for slot in held.saves)
+            }
+        if lost:
+            raise SavesError(
+                f"{target.name} holds other saves that this store reads from it ({len(lost)} requests), "
+                "and would lose: write to another file."
+            )
+
     def _follow(self, written: Path) -> None:
         """Requests adopted from a file that was just replaced are read from the new one, or are gone."""
         with self._shelf.lock:
             stale = [
                 held
                 for held in self._shelf.requests.values()
-                if isinstance(held, Held)
-                and isinstance(held.tensors, FileTensors)
-                and held.tensors.path.absolute() == written
+                if isinstance(held, Held) and _in_file(held, written)
             ]
         if not stale:
             return
@@ -447,6 +492,17 @@ class SavesStore:
             on_disk=isinstance(held.tensors, FileTensors),
             kept=held.request_id in self._shelf.kept,
         )
+
+
+def _in_file(item: Item | None, path: Path, *, none: bool = False) -> bool:
+    """Whether a request is read from the file at ``path``; ``none`` is said of one that is not there."""
+    if item is None:
+        return none
+    return (
+        isinstance(item, Held)
+        and isinstance(item.tensors, FileTensors)
+        and item.tensors.path.absolute() == path.absolute()
+    )
 
 
 def _over_budget(held: Held, budget_bytes: int, error: Exception) -> OverBudget:

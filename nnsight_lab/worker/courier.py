@@ -80,6 +80,8 @@ class Courier:
         self._cuda = device.type == "cuda"
         self._inline_bytes = INLINE_BYTES if settings else sys.maxsize
         settings = settings or _NOWHERE
+        #: Of text and numbers, which ride the reply, a block may save as much as of tensors.
+        self._most_bytes = int(settings["memory_bytes"]) + int(settings["spill_bytes"])
         self._stream: Any = torch.cuda.Stream(device) if self._cuda else None  # type: ignore[no-untyped-call]
         self._pool = SlabPool(
             str(settings["name"]),
@@ -116,8 +118,11 @@ class Courier:
         except CannotTravel:
             kept, refused = _without_refused(values)
             layout = Layout.of(kept, name="saves")
-        if allowed_bytes is not None and layout.nbytes > allowed_bytes:
-            return Parcel({}, error=_over(kept, layout.nbytes, allowed_bytes, "this request's save_budget"))
+        nbytes = layout.nbytes + len(layout.tree)  # text and numbers are bytes, too
+        if allowed_bytes is not None and nbytes > allowed_bytes:
+            return Parcel({}, error=_over(kept, nbytes, allowed_bytes, "this request's save_budget"))
+        if len(layout.tree) > max(self._inline_bytes, self._most_bytes):
+            return Parcel({}, error=_over(kept, nbytes, self._most_bytes, "the engine's save_budget"))
         small = layout.nbytes <= self._inline_bytes
         # A value on a device is copied beside the model's work, however small; in the reply it would be
         # waited for between two steps.
@@ -189,7 +194,8 @@ def _without_refused(values: Mapping[str, Any]) -> tuple[dict[str, Any], WorkerE
 
 
 def _over(values: Mapping[str, Any], asked: int, allowed: int, limit: str) -> WorkerError:
-    sizes = sorted(((Layout.of(v, name=n).nbytes, n) for n, v in values.items()), reverse=True)
+    layouts = {name: Layout.of(value, name=name) for name, value in values.items()}
+    sizes = sorted(((one.nbytes + len(one.tree), name) for name, one in layouts.items()), reverse=True)
     named = ", ".join(f"{name} ({_shown(size)})" for size, name in sizes[:_NAMED])
     more = f" and {len(sizes) - _NAMED} more" if len(sizes) > _NAMED else ""
     return WorkerError(

@@ -85,3 +85,10 @@ def test_a_stream_is_read_in_pieces_that_fit(monkeypatch):
 def test_the_front_door_leads_to_the_functions():
     assert lab.lens.read_logits is read_logits
     assert lab.lens.attention_pattern.__module__ == "nnsight_lab.lens.pattern"
+
+
+def test_logits_that_are_no_numbers_rank_nothing_first():
+    logits = torch.full((2, 5), float("nan"))
+    logits[1] = torch.arange(5.0)
+    found = read_logits(logits, top_k=2, tokens=torch.tensor([[3], [3]]))
+    assert found.ranks.tolist() == [[-1], [1]]

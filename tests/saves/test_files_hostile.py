@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nnsight_lab.errors import FileRefused
+from nnsight_lab.saves import files
 from nnsight_lab.saves.files import read, write
 from tests.saves.folders import python, watched
 
@@ -284,3 +285,28 @@ def test_a_file_that_changed_since_it_was_opened_is_refused(folder: Path) -> Non
     write(folder / "x", {"h": [torch.zeros(4), torch.zeros(2, 3, dtype=torch.bfloat16)], "n": 1})
     with pytest.raises(FileRefused, match="not the file"):
         file.get("h")
+
+
+@pytest.mark.parametrize("place", [0, 17, -1])
+def test_a_flipped_bit_of_the_data_is_noticed(folder: Path, place: int) -> None:
+    path = write(folder / "x", {"a": torch.arange(40, dtype=torch.float32), "b": torch.ones(3)})
+    read(path).verify()
+    data = bytearray(path.read_bytes())
+    start = 8 + int.from_bytes(data[:8], "little")
+    data[start + place if place >= 0 else place] ^= 4
+    path.write_bytes(data)
+    with pytest.raises(FileRefused, match="damaged"):
+        read(path)
+
+
+def test_of_a_large_file_damage_is_noticed_when_that_is_asked(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "CHECKED_BYTES", 100)
+    path = write(folder / "x", {"a": torch.arange(40, dtype=torch.float32)})
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 4
+    path.write_bytes(data)
+    found = read(path)
+    with pytest.raises(FileRefused, match="damaged"):
+        found.verify()

@@ -17,7 +17,14 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nnsight_lab.errors import AmbiguousSave, CannotTravel, OverBudget, SaveNotFound, SavesError
+from nnsight_lab.errors import (
+    AmbiguousSave,
+    CannotTravel,
+    CellUsageError,
+    OverBudget,
+    SaveNotFound,
+    SavesError,
+)
 from nnsight_lab.saves import files
 from nnsight_lab.saves import store as store_module
 from nnsight_lab.saves.budget import default_budget_bytes
@@ -548,3 +555,25 @@ def test_the_default_budget_heeds_a_containers_limit(tmp_path: Path) -> None:
     (tmp_path / "memory.max").write_text("max\n")
     assert default_budget_bytes(tmp_path) > 10**6
     assert SavesStore().budget_bytes > 10**6
+
+
+@pytest.mark.parametrize("wrong", ["hello", -1, None, True, "5 parrots"])
+def test_a_budget_that_is_none_is_refused_and_a_size_in_words_is_one(wrong: Any) -> None:
+    store = SavesStore()
+    before = store.budget_bytes
+    with pytest.raises(CellUsageError, match="budget_bytes"):
+        store.budget_bytes = wrong
+    with pytest.raises(CellUsageError, match="max_requests"):
+        store.max_requests = wrong
+    assert store.budget_bytes == before
+    store.budget_bytes = "2MB"  # type: ignore[assignment]
+    assert store.budget_bytes == 2_000_000
+
+
+def test_a_store_that_may_not_write_drops_and_says_so(folder: Path) -> None:
+    store = SavesStore(budget_bytes=0, spill_dir=folder)
+    store.disk_bytes = 0
+    store.put("r1", block(x=torch.ones(4)))
+    assert len(store) == 0
+    assert list(folder.iterdir()) == []
+    assert "more than may go to disk" in repr(store)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from nnsight_lab.errors import SaveNotFound
+from nnsight_lab.errors import SaveNotFound, SavesError
 from nnsight_lab.saves import files, written
 from nnsight_lab.saves.store import SavesStore
 from tests.saves.folders import python
@@ -103,7 +103,36 @@ def test_writing_over_a_file_that_was_taken_in_keeps_what_is_in_it(tmp_path: Pat
     path = store_of("r1", "r2").write(tmp_path / "a")
     store = store_of("r3")
     store.adopt(files.read(path))
-    store.write(path, ["r1", "r3"])
+    store.write(path)
     assert store.get("r1", "x").equal(torch.zeros(3, dtype=torch.int64))
-    assert "r2" not in store
-    assert set(files.read(path).requests) == {"r1", "r3"}
+    assert set(files.read(path).requests) == {"r1", "r2", "r3"}
+
+
+def test_what_a_file_brings_does_not_replace_what_is_here(tmp_path: Path) -> None:
+    store = store_of("r1", "r2")
+    store.keep("r1")
+    path = store.write(tmp_path / "a")
+    found = store.adopt(files.read(path))
+    assert [(request.request_id, request.on_disk, request.kept) for request in found] == [
+        ("r1", False, True),
+        ("r2", False, False),
+    ]
+    path.unlink()
+    assert store.get("r1", "x").eq(0).all()
+    other = SavesStore()
+    assert [request.on_disk for request in other.adopt(files.read(store.write(tmp_path / "b")))] == [
+        True,
+        True,
+    ]
+
+
+def test_a_file_is_not_replaced_by_less_than_this_store_reads_from_it(tmp_path: Path) -> None:
+    path = store_of("r1", "r2", "r3").write(tmp_path / "a")
+    store = SavesStore()
+    store.adopt(files.read(path))
+    with pytest.raises(SavesError, match=r"a\.safetensors holds other saves .*\(2 requests\).*another file"):
+        store.write(path, ["r1"])
+    assert store.get("r3", "x").eq(2).all()
+    store.write(path)
+    store.write(tmp_path / "b", ["r1"])
+    assert [store.get(name, "x")[0].item() for name in ("r1", "r2", "r3")] == [0, 1, 2]
