@@ -2,6 +2,8 @@
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup-stamp
+WIDGETS := nnsight_lab/widgets/static/heatmap.js
+TYPESCRIPT := $(shell find labextension \( -name node_modules -o -name build.log \) -prune -o -type f -print)
 # JupyterLab refuses to run as root unless told that it may.
 ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 
@@ -14,23 +16,28 @@ help:  ## list the targets
 $(STAMP): pyproject.toml scripts/setup.sh
 	@scripts/setup.sh
 
-setup: $(STAMP)  ## make .venv (quick once it is there)
+$(WIDGETS): $(TYPESCRIPT) | $(STAMP)
+	@scripts/setup.sh widgets
+
+setup: $(STAMP) $(WIDGETS)  ## make .venv (quick once it is there)
 
 demo: $(STAMP)  ## run the quickstart notebook without a browser, on a small model
 	@$(BIN)/nnsight-lab demo
 
-lab: $(STAMP)  ## open the quickstart notebook in JupyterLab
+lab: $(STAMP) $(WIDGETS)  ## open the quickstart notebook in JupyterLab
 	$(BIN)/jupyter lab $(ROOT) notebooks/00_quickstart.ipynb
 
-test: $(STAMP)  ## run every test (ARGS='-k name' chooses)
+test: $(STAMP) $(WIDGETS)  ## run every test (ARGS='-k name' chooses)
 	@if grep -rqs 'mark\.browser' tests; then scripts/setup.sh browser; fi
 	$(BIN)/python -m pytest $(ARGS)
 
-check: $(STAMP)  ## format, lint, types, room order, house rules
+check: $(STAMP) $(WIDGETS)  ## format, lint, types, room order, house rules
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	@if [ -x labextension/node_modules/.bin/tsc ]; then npm --prefix labextension run --silent check; \
+	else echo 'no node, so the TypeScript is not checked'; fi
 	$(BIN)/python -m pytest -q tests/test_house.py
 
 format: $(STAMP)  ## format and mend what can be mended
@@ -39,4 +46,5 @@ format: $(STAMP)  ## format and mend what can be mended
 
 clean:  ## remove .venv and every cache in this directory
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf labextension/node_modules labextension/build.log nnsight_lab/widgets/static
 	find . -name __pycache__ -type d -not -path './node_modules/*' -prune -exec rm -rf {} +

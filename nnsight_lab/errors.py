@@ -23,6 +23,7 @@ LabError
     NotPicklable                  a name in the block cannot be sent to the worker
     Interrupted                   the stop button; also a KeyboardInterrupt
     PlotRefused                   values that cannot be drawn, or not in that way
+    WidgetError                   a view that cannot be shown
     UpstreamChanged               a private name of nnsight or vLLM is no longer what it was
   BlockError                      raised inside the worker by a block; shown on the cell's own line
     TraceError                    ... by the block of a trace
@@ -152,6 +153,10 @@ class Interrupted(PlainError, KeyboardInterrupt):
 
 class PlotRefused(PlainError):
     """Values that cannot be drawn, or not in that way; the message says how they can."""
+
+
+class WidgetError(PlainError):
+    """A widget's view cannot be shown."""
 
 
 class UpstreamChanged(PlainError):

@@ -291,3 +291,13 @@ def ask_for_amx() -> None:
 
     if platform.machine() == "x86_64" and platform.system() == "Linux":
         ctypes.CDLL(None).syscall(158, 0x1023, 18)
+
+
+def answer_on_any_subshell(comm: Any) -> None:
+    """Let messages of this comm be handled where the front end sent them.
+
+    ipykernel 7.4 hands them to the shell that last *sent* on the comm, which for a widget made in a cell is
+    the main one, busy while a cell runs. Other comms keep that: some libraries wait for their replies there.
+    """
+    if hasattr(type(comm), "_reply_subshell_for"):
+        comm._reply_subshell_for = lambda data, default: default

@@ -2,6 +2,7 @@
 # Makes .venv and installs this project with everything its tests need. Safe to run again, and after a kill.
 #
 #   scripts/setup.sh            the environment
+#   scripts/setup.sh widgets    the widgets' TypeScript, bundled; nothing to do where that is newer than its sources
 #   scripts/setup.sh browser    Debian's chromium, for the tests that drive a real JupyterLab
 #
 # PYTHON=/path/to/python chooses the interpreter. The whole output of pip is kept in .venv/setup.log.
@@ -123,15 +124,44 @@ browser() {
     say "no chromium found, so tests in a browser are skipped: apt-get install chromium"
 }
 
+widgets() {
+    local built=nnsight_lab/widgets/static/heatmap.js
+    [ -d labextension ] || return 0  # a wheel has them built
+    if [ -f "$built" ] &&
+        [ -z "$(find labextension \( -name node_modules -o -name build.log \) -prune -o -type f -newer "$built" -print -quit)" ]; then
+        return
+    fi
+    if ! command -v node >/dev/null || ! command -v npm >/dev/null; then
+        if as_root_with_apt; then
+            say "installing Debian's nodejs and npm for the widgets"
+            apt_install nodejs npm || true
+        fi
+        if ! command -v node >/dev/null || ! command -v npm >/dev/null; then
+            say "no node and npm found, so widgets are not built: install node 18 or newer, then run this again"
+            return
+        fi
+    fi
+    say "building the widgets (log: labextension/build.log)"
+    (
+        cd labextension
+        # npm writes that file last.
+        if ! [ node_modules/.package-lock.json -nt package-lock.json ]; then npm ci --no-audit --no-fund; fi
+        npm run --silent build
+    ) >labextension/build.log 2>&1 || die "the widgets cannot be built: $(tail -n 1 labextension/build.log)"
+    touch "$built"
+}
+
 case "${1:-}" in
     browser) browser ;;
+    widgets) widgets ;;
     "")
         make_venv
         : >"$LOG"
         install_project
         mend_transformers
+        widgets
         touch "$STAMP"
         say "done: $VENV is ready"
         ;;
-    *) die "unknown argument $1: give none, or 'browser'" ;;
+    *) die "unknown argument $1: give none, 'widgets' or 'browser'" ;;
 esac

@@ -19,6 +19,7 @@ if str(ROOT) not in sys.path:
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 
 import nnsight_lab.blocks  # noqa: F401  (imports anyio whole, before any test imports nnsight)
+from nnsight_lab.bench.jupyterlab import find_chromium
 from tests import models
 from tests.waiting import OneEngine, idle, owned
 
@@ -86,3 +87,13 @@ def engine(one_engine: OneEngine, mode: str, llama_path: Path, nothing_left_behi
     if live.alive:
         live.edits.clear()
         idle(live)
+
+
+@pytest.fixture(scope="session")
+def chromium() -> str:
+    """Where the browser is."""
+    pytest.importorskip("playwright.sync_api")
+    found = find_chromium()
+    if found is None:
+        pytest.skip("no chromium here: scripts/setup.sh browser")
+    return found

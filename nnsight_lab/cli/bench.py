@@ -65,6 +65,18 @@ def add_parser(sub: Any) -> None:
     soak.add_argument("option", nargs="*", help="vLLM engine options, as name=value")
     soak.set_defaults(run=run_soak)
 
+    widgets = works.add_parser(
+        "widgets",
+        help="what looking at a large tensor costs in a browser (a minute)",
+        description="Draw a random tensor in a real JupyterLab in a headless browser, zoom into it and pan.",
+    )
+    widgets.add_argument("--rows", type=int, default=50_000, metavar="N")
+    widgets.add_argument("--columns", type=int, default=4_096, metavar="N")
+    widgets.add_argument("--pans", type=int, default=60, metavar="N")
+    widgets.add_argument("--dtype", default="float32", help="as torch names it (default: float32)")
+    widgets.add_argument("--json", action="store_true", help="print one JSON object")
+    widgets.set_defaults(run=run_widgets)
+
 
 def run_engine(arguments: argparse.Namespace) -> int:
     # Local: torch and vLLM, which `--help` should not wait for.
@@ -145,6 +157,26 @@ def run_soak(arguments: argparse.Namespace) -> int:
     )
     for name, grown in found["growth"].items():
         print(f"  {name:<24} {grown['mb']:>8.2f} MB  {grown['bytes_per_request']:>10.1f} bytes a request")
+    return 0
+
+
+def run_widgets(arguments: argparse.Namespace) -> int:
+    # Local: anywidget and torch.
+    from nnsight_lab.bench.widgets import measure
+
+    found = measure(
+        rows=arguments.rows,
+        columns=arguments.columns,
+        pans=arguments.pans,
+        dtype=arguments.dtype,
+        say=lambda text: print(f"bench: {text}", file=sys.stderr, flush=True),
+    )
+    if arguments.json:
+        print(json.dumps(found, indent=1))
+        return 0
+    for name, value in found.items():
+        if isinstance(value, (int, float)):
+            print(f"  {name:<18} {value:,}")
     return 0
 
 

@@ -1,0 +1,52 @@
+/** An element with its attributes and children. */
+export function element<K extends keyof HTMLElementTagNameMap>(
+  tag: K,
+  attributes: Record<string, string> = {},
+  ...children: (Node | string)[]
+): HTMLElementTagNameMap[K] {
+  const made = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    made.setAttribute(name, value);
+  }
+  made.append(...children);
+  return made;
+}
+
+/** Set a text only where it changed, so that nothing is laid out or read aloud anew. */
+export function say(target: HTMLElement, text: string): void {
+  if (target.textContent !== text) {
+    target.textContent = text;
+  }
+}
+
+/** A number with its thousands apart. */
+export function count(value: number): string {
+  return value.toLocaleString('en-US');
+}
+
+/** A number with four digits, as the kernel writes it. */
+export function short(value: number): string {
+  if (value !== 0 && (Math.abs(value) >= 1e5 || Math.abs(value) < 1e-3)) {
+    return value.toExponential(2).replace('e+', 'e');
+  }
+  return String(Number(value.toPrecision(4)));
+}
+
+/** Copy a text; false where the browser does not let us. */
+export async function copy(text: string): Promise<boolean> {
+  try {
+    await navigator.clipboard.writeText(text);
+    return true;
+  } catch {
+    // Pages without a secure address have no clipboard: the older way needs a selection.
+    const area = element('textarea', { style: 'position:fixed;opacity:0' });
+    area.value = text;
+    const focused = document.activeElement;
+    document.body.append(area);
+    area.select();
+    const done = document.execCommand('copy');
+    area.remove();
+    (focused as HTMLElement | null)?.focus?.();
+    return done;
+  }
+}

@@ -1,0 +1,19 @@
+/** The words of the conversation with the kernel: mirrors of `nnsight_lab/widgets/kinds.py`, which a test compares. */
+
+export const ASK = 'ask';
+export const ANSWER = 'answer';
+export const KIND = 'kind';
+export const LAST = 'last';
+export const ERROR = 'error';
+export const DROPPED = 'dropped';
+export const VIEW = 'view';
+
+export const HERE = 'here';
+export const GONE = 'gone';
+export const FAILED = 'failed';
+
+export const TILES = 'tiles';
+export const LINE = 'line';
+export const VALUE = 'value';
+export const DETAIL = 'detail';
+export const LABELS = 'labels';

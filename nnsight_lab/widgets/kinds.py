@@ -1,0 +1,32 @@
+"""The words of the conversation between a widget and its views.
+
+`labextension/src/widgets/kinds.ts` mirrors them, and a test compares the two.
+
+A view asks ``{"ask": id, "kind": …}`` and gets ``{"answer": id, …, "last": …}`` back, with buffers: ids are
+the view's own and unique, so that a view takes only its own answers.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+#: Keys.
+ASK: Final = "ask"
+ANSWER: Final = "answer"
+KIND: Final = "kind"
+LAST: Final = "last"
+ERROR: Final = "error"
+DROPPED: Final = "dropped"
+VIEW: Final = "view"
+
+#: What every view says.
+HERE: Final = "here"
+GONE: Final = "gone"
+FAILED: Final = "failed"
+
+#: What a heatmap is asked.
+TILES: Final = "tiles"
+LINE: Final = "line"
+VALUE: Final = "value"
+DETAIL: Final = "detail"
+LABELS: Final = "labels"
