@@ -61,7 +61,7 @@ class Heatmap(LabWidget):
         cache_bytes: What the kernel may keep of what it computed.
 
     Attributes:
-        picked: The index of what was last shown in detail, as in ``tensor[heatmap.picked]``; None before that.
+        picked: The index of what was last shown in detail, as in ``tensor[heatmap.picked]``; None before.
 
     Raises:
         SavesError: It cannot be drawn.
