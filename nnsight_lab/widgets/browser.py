@@ -44,6 +44,7 @@ from nnsight_lab.wire.keys import TRACE_BLOCK
 #: Of one message.
 MAX_ROWS: Final = 200
 #: What a view waits at most for rows that were not read yet, and for statistics.
+_FIRST_READ_S: Final = 0.02
 _READ_S: Final = 0.1
 _STATISTICS_S: Final = 0.15
 #: Views are told of changes no more often.
@@ -103,7 +104,7 @@ class SavesBrowser(LabWidget):
     @long
     def _give_page(self, question: Question, stopped: Callable[[], bool]) -> Iterator[Answer]:
         store, order = self._store(), _order_of(question)
-        self._index.update(store, _READ_S)
+        self._index.update(store, _READ_S if len(self._index) else _FIRST_READ_S)
         version = self._index.version
         rows = self._index.ordered(
             store, order, stopped, lambda done, of: self._tell_progress(question, done, of)
@@ -120,6 +121,7 @@ class SavesBrowser(LabWidget):
                 "first": first,
                 "rows": [_cells(row) for row in rows[first : first + count]],
                 "places": places,
+                "unused": list(self._index.unused),
                 "store": repr(store).strip("<>").removeprefix("SavesStore: "),
             }
         )
@@ -197,8 +199,7 @@ class SavesBrowser(LabWidget):
             if len(values) == 1:
                 words.append(f"{title.lower()} {short(values.item())}")
             elif len(values):
-                low, high = values.nan_to_num(nan=torch.inf).min(), values.nan_to_num(nan=-torch.inf).max()
-                words.append(f"{title.lower()} per row from {short(low.item())} to {short(high.item())}")
+                words.append(f"{title.lower()} per row {_range(values)}")
                 name = title.lower().replace(" ", "_")
                 pictures.append((f"{title} per row", Heatmap(values, name=name, axes=["row"], height=140)))
         view = str(question.get(kinds.VIEW, ""))
@@ -372,6 +373,16 @@ def _cells(row: Row) -> list[Any]:
         visible(label.dtype),
         shown(label.bytes) if tensor else "",
     ]
+
+
+def _range(values: torch.Tensor) -> str:
+    """As in ``"from 0.1 to 0.9, 2 rows without"``."""
+    finite = values[values.isfinite()]
+    without = len(values) - len(finite)
+    none = f", {without:,} {'row' if without == 1 else 'rows'} without" if without else ""
+    if not len(finite):
+        return "cannot be said of any row"
+    return f"from {short(finite.min().item())} to {short(finite.max().item())}{none}"
 
 
 def _about(label: SaveLabel) -> str:

@@ -79,6 +79,14 @@ STATISTICS: Final[dict[str, Callable[[Summary], float | int | None]]] = {
 }
 
 
+#: Columns that are often empty, and whether a row fills them.
+_USED: Final[dict[str, Callable[[Row], bool]]] = {
+    "module": lambda row: bool(row.label.module_path),
+    "step": lambda row: row.label.step is not None,
+    "sequence": lambda row: row.label.sequence > 0,
+}
+
+
 def is_tensor(label: SaveLabel) -> bool:
     """Whether it has a shape and statistics."""
     return label.kind in ("tensor", "array")
@@ -103,6 +111,8 @@ class SavesIndex:
         self._changes = -1
         self.version = 0
         self.complete = False
+        #: Columns in which nothing stands.
+        self.unused: tuple[str, ...] = ()
 
     def update(self, store: SavesStore, limit_s: float) -> None:
         """Take in what changed; for as long as ``limit_s``, then `complete` says whether there is more."""
@@ -128,6 +138,7 @@ class SavesIndex:
                 self._rows = tuple(row for _, rows in found.values() for row in rows)
                 self._by_number = {row.number: row for row in self._rows}
                 self._prompts = {name: text for name, text in self._prompts.items() if name in found}
+                self.unused = tuple(name for name, used in _USED.items() if not any(map(used, self._rows)))
                 self.version += 1
             self.complete, self._changes = complete, changes
 

@@ -342,7 +342,9 @@ def test_two_are_compared_row_by_row(show: Callable[..., SavesBrowser]) -> None:
         "Cosine per row",
         "Norm ratio per row",
     ]
-    assert answer["words"].startswith("largest difference 5; cosine per row from 0 to 0.96; norm ratio")
+    assert answer["words"].startswith(
+        "largest difference 5; cosine per row from 0 to 0.96, 1 row without; norm ratio"
+    )
     difference = browser._pictures[page.view][0]
     assert Page(difference).one(kinds.VALUE, leads=[], row=0, column=0)["text"] == "-5.0"
     expected = "(engine.saves.get('a', 'x') - engine.saves.get('b', 'x'))"

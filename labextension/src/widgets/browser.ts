@@ -38,6 +38,7 @@ class Browser {
   #counting = false;
   #searchTimer = 0;
   #changeTimer = 0;
+  #restTimer = 0;
   #changedAt = 0;
   #visible = true;
   #stale = false;
@@ -93,6 +94,7 @@ class Browser {
       model.off('msg:custom', heard);
       clearTimeout(this.#searchTimer);
       clearTimeout(this.#changeTimer);
+      clearTimeout(this.#restTimer);
     });
     this.#load(true);
   }
@@ -243,6 +245,7 @@ class Browser {
       this.#key = key;
     }
     grid.length = Number(content.matched);
+    grid.without(content.unused as string[]);
     (content.rows as Row[]).forEach((row, place) => grid.rows.set(first + place, row));
     if (fresh) {
       const places = content.places as Record<string, number>;
@@ -270,13 +273,16 @@ class Browser {
     }
     this.#error.hidden = true;
     grid.draw();
+    this.root.dataset.words = this.#order.words;
     this.#set('done');
     if (!this.root.dataset.firstMs && total) {
       this.root.dataset.firstMs = (performance.now() - this.#madeAt).toFixed(1);
     }
     this.#askStatistics();
     if (!content.complete) {
-      this.#changed();
+      // The first page was not to wait for the rest.
+      clearTimeout(this.#restTimer);
+      this.#restTimer = window.setTimeout(() => this.#load(true), 0);
     }
   }
 
@@ -368,7 +374,7 @@ class Browser {
       this.#search.focus();
       this.#search.select();
     } else if ((key === 'p' || key === 'P') && row) {
-      this.#pin(row[0], row[4] ?? '');
+      this.#pin(row[0], `${row[4]} of ${row[2]}`);
     } else if (key === 'Delete' && row) {
       this.#grid.opened = row[0];
       const ask = () => this.#pane.askDrop();

@@ -8,32 +8,33 @@ export interface Column {
   key: string;
   title: string;
   width: string;
+  /** Where its text is in a row, or among a row's statistics. */
+  row?: number;
+  statistic?: number;
   right?: boolean;
   mono?: boolean;
 }
 
 export const COLUMNS: Column[] = [
-  { key: 'prompt', title: 'Prompt', width: 'minmax(180px, 1fr)' },
-  { key: 'request', title: 'Request', width: '92px', mono: true },
-  { key: 'block', title: 'Block', width: '68px' },
-  { key: 'name', title: 'Name', width: '104px' },
-  { key: 'module', title: 'Module', width: '120px', mono: true },
-  { key: 'step', title: 'Step', width: '46px', right: true },
-  { key: 'sequence', title: 'Seq', width: '42px', right: true },
-  { key: 'shape', title: 'Shape', width: '84px', right: true },
-  { key: 'dtype', title: 'Type', width: '72px' },
-  { key: 'bytes', title: 'Size', width: '66px', right: true },
-  { key: 'min', title: 'Min', width: '72px', right: true },
-  { key: 'max', title: 'Max', width: '72px', right: true },
-  { key: 'mean', title: 'Mean', width: '78px', right: true },
-  { key: 'std', title: 'Std', width: '72px', right: true },
-  { key: 'special', title: 'NaN, inf', width: '104px' }
+  { key: 'prompt', title: 'Prompt', width: 'minmax(150px, 1fr)', row: 1 },
+  { key: 'block', title: 'Block', width: '56px', row: 3 },
+  { key: 'name', title: 'Name', width: '96px', row: 4 },
+  { key: 'module', title: 'Module', width: '112px', row: 5, mono: true },
+  { key: 'step', title: 'Step', width: '42px', row: 6, right: true },
+  { key: 'sequence', title: 'Seq', width: '38px', row: 7, right: true },
+  { key: 'shape', title: 'Shape', width: '76px', row: 8, right: true },
+  { key: 'dtype', title: 'Type', width: '68px', row: 9 },
+  { key: 'bytes', title: 'Size', width: '62px', row: 10, right: true },
+  { key: 'min', title: 'Min', width: '66px', statistic: 0, right: true },
+  { key: 'max', title: 'Max', width: '66px', statistic: 1, right: true },
+  { key: 'mean', title: 'Mean', width: '76px', statistic: 2, right: true },
+  { key: 'std', title: 'Std', width: '66px', statistic: 3, right: true },
+  { key: 'special', title: 'NaN, inf', width: '116px', statistic: 4 },
+  { key: 'request', title: 'Request', width: '92px', row: 2, mono: true }
 ];
-/** The first column that is a statistic. */
-const STATISTICS = COLUMNS.findIndex(column => column.key === 'min');
 const ROW_PX = 24;
 const BEYOND = 8;
-const TEMPLATE = COLUMNS.map(column => column.width).join(' ');
+const GAP_PX = 10;
 
 export interface GridHooks {
   /** Other rows are in sight. */
@@ -62,17 +63,17 @@ export class Grid {
   readonly #id = `nnl-${Math.random().toString(36).slice(2)}`;
 
   constructor(
-    height: number,
+    readonly height: number,
     readonly hooks: GridHooks,
     disposer: Disposer
   ) {
-    this.#heads = COLUMNS.map(({ key, title, right }) => {
-      const head = element('div', { role: 'columnheader', class: right ? 'nnl-right' : '', title: `Sort by ${title}` }, title);
+    this.#heads = COLUMNS.map(column => {
+      const { key, title } = column;
+      const head = element('div', { role: 'columnheader', class: classes({ ...column, mono: false }), title: `Sort by ${title}` }, title);
       head.onclick = () => hooks.sorted(key);
       return head;
     });
     const header = element('div', { role: 'row', class: 'nnl-row nnl-header', 'aria-rowindex': '1' }, ...this.#heads);
-    header.style.gridTemplateColumns = TEMPLATE;
     this.root = element(
       'div',
       { role: 'grid', tabindex: '0', class: 'nnl-grid', 'aria-label': 'Saves', 'aria-rowcount': '1', 'aria-colcount': String(COLUMNS.length) },
@@ -80,6 +81,7 @@ export class Grid {
       this.#body
     );
     this.root.style.height = `${height}px`;
+    this.without([]);
     this.root.setAttribute('aria-keyshortcuts', 'ArrowUp ArrowDown PageUp PageDown Home End Enter / p Delete');
     disposer.listen(this.root, 'scroll', () => this.refresh(), { passive: true });
     disposer.listen(this.#body, 'click', event => this.#clicked(event));
@@ -95,7 +97,8 @@ export class Grid {
   /** The places in sight: the first, and the one after the last. */
   get window(): [number, number] {
     const first = Math.max(0, Math.floor(this.root.scrollTop / ROW_PX));
-    const room = Math.ceil(this.root.clientHeight / ROW_PX);
+    // Not as high as it is now: on a page that changes its theme it is nothing for a moment.
+    const room = Math.ceil(this.height / ROW_PX);
     return [first, Math.min(this.length, first + room)];
   }
 
@@ -112,6 +115,17 @@ export class Grid {
         head.removeAttribute('aria-sort');
       }
     });
+  }
+
+  /** Leave columns out in which nothing stands. */
+  without(unused: string[]): void {
+    const columns = COLUMNS.filter(column => !unused.includes(column.key));
+    const widths = columns.map(({ width }) => Number(width.match(/\d+/)![0]) + GAP_PX);
+    this.root.style.setProperty('--nnl-columns', columns.map(column => column.width).join(' '));
+    this.root.style.setProperty('--nnl-width', `${widths.reduce((sum, width) => sum + width, GAP_PX)}px`);
+    for (const { key } of COLUMNS) {
+      this.root.classList.toggle(`nnl-no-${key}`, unused.includes(key));
+    }
   }
 
   /** Move what is in sight by whole rows, so that the same rows stay there. */
@@ -185,11 +199,8 @@ export class Grid {
   }
 
   #make(place: number): HTMLElement {
-    const cells = COLUMNS.map(({ right, mono }) =>
-      element('div', { role: 'gridcell', class: `${right ? 'nnl-right' : ''} ${mono ? 'nnl-code' : ''}`.trim() })
-    );
+    const cells = COLUMNS.map(column => element('div', { role: 'gridcell', class: classes(column) }));
     const row = element('div', { role: 'row', class: 'nnl-row', id: `${this.#id}-${place}`, 'aria-rowindex': String(place + 2) }, ...cells);
-    row.style.gridTemplateColumns = TEMPLATE;
     row.style.top = `${place * ROW_PX}px`;
     row.dataset.place = String(place);
     return row;
@@ -199,20 +210,22 @@ export class Grid {
     const row = this.rows.get(place);
     const statistics = row && this.statistics.get(row[0]);
     const dropped = statistics?.[0] === 'dropped';
-    COLUMNS.forEach((_, number) => {
+    COLUMNS.forEach((column, number) => {
       const cell = made.children[number] as HTMLElement;
-      let text = (row?.[number + 1] as string | undefined) ?? '';
-      if (number >= STATISTICS) {
-        text = statistics?.[number - STATISTICS] ?? (row && !statistics && row[8] ? '…' : '');
-      } else if (!row && number === 0) {
-        text = '…';
+      let text = '…';
+      if (column.statistic !== undefined) {
+        text = statistics?.[column.statistic] ?? (row && !statistics && row[8] ? '…' : '');
+      } else if (row || number) {
+        text = row ? String(row[column.row!] ?? '') : '';
+      }
+      if (column.key === 'special') {
+        cell.classList.toggle('nnl-flag', text !== '' && text !== '…');
       }
       if (cell.textContent !== text) {
         cell.textContent = text;
         cell.title = text.length > 8 ? text : '';
       }
     });
-    made.lastElementChild!.classList.toggle('nnl-flag', Boolean(statistics?.[4]));
     made.classList.toggle('nnl-dropped', dropped);
     made.classList.toggle('nnl-active', place === this.active);
     made.classList.toggle('nnl-odd', place % 2 === 1);
@@ -256,6 +269,10 @@ export class Grid {
     event.preventDefault();
     event.stopPropagation();
   }
+}
+
+function classes({ key, right, mono }: Column): string {
+  return [`nnl-col-${key}`, right ? 'nnl-right' : '', mono ? 'nnl-code' : ''].filter(Boolean).join(' ');
 }
 
 /** As in "1,200 of 30,000 saves". */

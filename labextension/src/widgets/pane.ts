@@ -26,7 +26,8 @@ export class Pane {
   number: number | null = null;
   #drawn = new Disposer();
   #turn = 0;
-  #askDrop: () => void = () => undefined;
+  #askDrop: (() => void) | null = null;
+  #dropAsked = false;
 
   constructor(
     readonly model: AnyModel,
@@ -98,13 +99,17 @@ export class Pane {
 
   /** Ask whether the opened save is to be dropped. */
   askDrop(): void {
-    this.#askDrop();
+    // Before the kernel has said what it is, there is nothing to ask about.
+    this.#dropAsked = this.#askDrop === null;
+    this.#askDrop?.();
   }
 
   #clear(): number {
     this.#drawn.dispose();
     this.root.replaceChildren();
-    this.#askDrop = () => undefined;
+    this.root.classList.remove('nnl-alone');
+    this.#askDrop = null;
+    this.#dropAsked = false;
     return ++this.#turn;
   }
 
@@ -179,7 +184,7 @@ export class Pane {
           const done = await copy(expression);
           says.textContent = done ? 'Copied.' : 'The browser did not allow copying: select the text instead.';
         }),
-        button('Pin', () => this.hooks.pin(number, title)),
+        button('Pin', () => this.hooks.pin(number, `${title} of ${content.request}`)),
         keep,
         write,
         button('Drop …', () => this.askDrop())
@@ -191,9 +196,14 @@ export class Pane {
     this.root.hidden = false;
     const pictures = content.pictures as Picture[];
     if (pictures.length) {
+      // What the picture would say of itself stands above it.
+      this.root.classList.add('nnl-alone');
       this.#draw(pictures, turn);
     } else {
       this.#text(number, turn);
+    }
+    if (this.#dropAsked) {
+      this.askDrop();
     }
     this.hooks.announce(`Opened ${title}, ${content.about}`);
   }
@@ -211,6 +221,14 @@ export class Pane {
     );
     const form = element('form', { class: 'nnl-form', hidden: '' }, 'Write', what, 'to', path);
     form.append(element('button', { type: 'submit', class: 'nnl-button' }, 'Write'));
+    path.onkeydown = event => {
+      if (event.key === 'Enter') {
+        // JupyterLab has its own use for this key, and keeps the form from hearing it.
+        event.preventDefault();
+        event.stopPropagation();
+        form.requestSubmit();
+      }
+    };
     form.onsubmit = event => {
       event.preventDefault();
       void ask(kinds.WRITE, { path: path.value, whole: what.value === 'request' }, answer => {
