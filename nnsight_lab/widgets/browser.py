@@ -83,6 +83,7 @@ class SavesBrowser(LabWidget):
         self._index = SavesIndex()
         self._selected: Row | None = None
         self._pictures: dict[str, list[Heatmap]] = {}
+        self._turns: dict[str, int] = {}
         self._guard = threading.Lock()
         self._watching: threading.Event | None = None
         super().__init__(height=int(height))
@@ -140,8 +141,7 @@ class SavesBrowser(LabWidget):
 
     @answers(kinds.OPEN)
     def _open(self, question: Question) -> Answer:
-        view = str(question.get(kinds.VIEW, ""))
-        self._draw(view, [])
+        self._draw(question, [])
         if question.get("number") is None:
             self._selected = None
             return Answer()
@@ -160,7 +160,7 @@ class SavesBrowser(LabWidget):
         self._selected = row
         if is_tensor(label):
             picture = Heatmap(store, label, name=content["expression"], height=_PICTURE_HEIGHT)
-            content["pictures"] = self._draw(view, [("", picture)])
+            content["pictures"] = self._draw(question, [("", picture)])
         return Answer(content)
 
     @answers(kinds.TEXT)
@@ -202,13 +202,12 @@ class SavesBrowser(LabWidget):
                 words.append(f"{title.lower()} per row {_range(values)}")
                 name = title.lower().replace(" ", "_")
                 pictures.append((f"{title} per row", Heatmap(values, name=name, axes=["row"], height=140)))
-        view = str(question.get(kinds.VIEW, ""))
         titles = [f"{shown_line(label.name, 40)}{label.path} of {label.request_id}" for label in pair]
         yield Answer(
             {
                 "title": f"{titles[0]}, less {titles[1]}",
                 "words": "; ".join(words),
-                "pictures": self._draw(view, pictures),
+                "pictures": self._draw(question, pictures),
             }
         )
 
@@ -269,8 +268,7 @@ class SavesBrowser(LabWidget):
         if self._watching is not None:
             self._watching.set()
             self._watching = None
-        for view in list(self._pictures):
-            self._draw(view, [])
+        self._close_pictures()
         self._index.clear()
         self._held = None
 
@@ -335,17 +333,30 @@ class SavesBrowser(LabWidget):
         at = f", sequence={label.sequence}" if label.sequence else ""
         return f"{self._name}.get({label.request_id!r}, {label.name!r}{named}{at}){label.path}"
 
-    def _draw(self, view: str, pictures: Sequence[tuple[str, Heatmap]]) -> list[dict[str, str]]:
-        """Show these in a view in place of what it showed."""
+    def _draw(self, question: Question, pictures: Sequence[tuple[str, Heatmap]]) -> list[dict[str, str]]:
+        """Show these in the view that asks, in place of what it showed; unless it has gone on meanwhile."""
+        view, turn = str(question.get(kinds.VIEW, "")), int(question.get("turn", 0))
+        made = [picture for _, picture in pictures]
         with self._guard:
-            older = self._pictures.pop(view, [])
-            if self._closed:
-                older += [picture for _, picture in pictures]
-            elif pictures:
-                self._pictures[view] = [picture for _, picture in pictures]
+            late = self._closed or turn < self._turns.get(view, 0)
+            if late:
+                older = made
+            else:
+                self._turns[view] = turn
+                older = self._pictures.pop(view, [])
+                if made:
+                    self._pictures[view] = made
         for picture in older:
             picture.close()
-        return [{"title": title, "model": picture.model_id or ""} for title, picture in pictures]
+        return [] if late else [{"title": title, "model": one.model_id or ""} for title, one in pictures]
+
+    def _close_pictures(self) -> None:
+        with self._guard:
+            older = [picture for pictures in self._pictures.values() for picture in pictures]
+            self._pictures.clear()
+            self._turns.clear()
+        for picture in older:
+            picture.close()
 
 
 def shown_line(text: str, limit: int) -> str:

@@ -273,6 +273,19 @@ def test_a_tensor_is_opened_as_a_picture_and_closed_with_the_next(show: Callable
     assert browser._pictures == {}
 
 
+def test_a_comparison_that_comes_late_takes_nothing_away(show: Callable[..., SavesBrowser]) -> None:
+    browser = show(some_store(2))
+    page = Page(browser)
+    pair = [number_of(page, "hidden", f"r{n}", "probe") for n in range(2)]
+    page.one(kinds.OPEN, number=pair[0], turn=2)
+    (picture,) = browser._pictures[page.view]
+    assert page.ask(kinds.COMPARE, numbers=pair, turn=1)[0][0]["pictures"] == []
+    assert browser._pictures[page.view] == [picture]
+    assert not picture._closed
+    assert len(page.ask(kinds.COMPARE, numbers=pair, turn=3)[0][0]["pictures"]) == 1
+    assert picture._closed
+
+
 def test_texts_numbers_and_trees_are_opened_as_text(show: Callable[..., SavesBrowser]) -> None:
     store = SavesStore()
     saved = {"text": "a\n<b>\x1b[31m\u202e", "number": 0.5, "tree": {"ids": [1, 2]}, "long": "x" * 30_000}

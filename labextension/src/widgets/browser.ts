@@ -43,12 +43,14 @@ class Browser {
   #visible = true;
   #stale = false;
   #alive = true;
+  readonly #described: string;
   readonly #madeAt = performance.now();
 
   constructor(
     model: AnyModel,
     readonly root: HTMLElement
   ) {
+    this.#described = String(model.get('described'));
     this.#conversation = new Conversation(model, this.#disposer);
     this.#conversation.slow = slow => {
       say(this.#wait, 'The kernel has not answered yet. If it is busy it will; if it is gone, run the cell again.');
@@ -434,6 +436,9 @@ class Browser {
     }
     say(this.#error, error.message);
     this.#error.hidden = false;
+    if (!this.#grid.length) {
+      say(this.#count, this.#described);
+    }
     this.#set('failed');
   }
 

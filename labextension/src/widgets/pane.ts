@@ -45,7 +45,7 @@ export class Pane {
   async open(number: number): Promise<void> {
     const turn = this.#clear();
     this.number = number;
-    await this.conversation.ask(kinds.OPEN, { number }, answer => {
+    await this.conversation.ask(kinds.OPEN, { number, turn }, answer => {
       if (turn === this.#turn && answer.content.title !== undefined) {
         this.#one(number, answer, turn);
       }
@@ -60,7 +60,7 @@ export class Pane {
     this.root.append(wait);
     this.root.hidden = false;
     try {
-      await this.conversation.ask(kinds.COMPARE, { numbers }, ({ content }) => {
+      await this.conversation.ask(kinds.COMPARE, { numbers, turn }, ({ content }) => {
         if (turn === this.#turn && content.title !== undefined) {
           this.root.replaceChildren(
             element('div', { class: 'nnl-pane-head' }, element('strong', {}, String(content.title)), this.#closer()),
@@ -80,10 +80,10 @@ export class Pane {
   }
 
   close(): void {
-    this.#clear();
+    const turn = this.#clear();
     this.number = null;
     this.root.hidden = true;
-    this.conversation.ask(kinds.OPEN, { number: null }, () => undefined).catch(this.hooks.failed);
+    this.conversation.ask(kinds.OPEN, { number: null, turn }, () => undefined).catch(this.hooks.failed);
     this.hooks.closed();
   }
 
