@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from nnsight_lab.plots.token_strip import TokenStrip
     from nnsight_lab.saves.saved_file import SavedFile
     from nnsight_lab.saves.store import SavesStore
+    from nnsight_lab.widgets.browser import SavesBrowser
 
     def saves(engine: str | None = None) -> SavesStore:
         """The saves of every request of the current engine, by label."""
@@ -50,6 +51,7 @@ __all__ = [
     "agenerate",
     "alogit_lens",
     "attention",
+    "browse",
     "edit",
     "edits",
     "engines",
@@ -216,6 +218,18 @@ def read(path: str | os.PathLike[str]) -> SavedFile:
     from nnsight_lab.saves import files  # torch
 
     return files.read(path)
+
+
+def browse(engine: str | None = None) -> SavesBrowser:
+    """The saves of the current engine as a table to sort, search, open and compare; ``%saves`` shows it too.
+
+    ``nnsight_lab.widgets.SavesBrowser(store)`` does the same for any store.
+    """
+    __tracebackhide__ = True
+    found = get_engine(engine)
+    from nnsight_lab.widgets.browser import SavesBrowser as of_store  # torch and anywidget
+
+    return of_store(found.saves, name="lab.saves()" if engine is None else f"lab.saves({engine!r})")
 
 
 def residual(output: Any) -> Any:

@@ -202,13 +202,17 @@ class Notebook:
 
     def run(self, source: str) -> None:
         """In a new cell at the end, by the keyboard; does not wait."""
+        self.write(source)
+        self.page.keyboard.press("Control+Enter")
+
+    def write(self, source: str) -> None:
+        """A new cell at the end."""
         page = self.page
         count = len(self.cells)
         page.click(".jp-Notebook-footer")
         wait_until(lambda: len(self.cells) > count, 10, "a new cell")
         page.locator(".jp-Notebook .jp-CodeCell .cm-content").last.click()
         page.keyboard.insert_text(source)
-        page.keyboard.press("Control+Enter")
 
     def finish(self, limit_s: float) -> None:
         """Waits for an idle kernel."""

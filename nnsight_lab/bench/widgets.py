@@ -5,7 +5,7 @@ that has it: the question, the kernel's reading and the drawing are all in it. F
 keys, as a person holding an arrow key makes them. A headless browser draws without a GPU, so a person's
 frames are shorter. The overview is done when every value was read for its means; the first picture, of some
 values, comes before. Beside the worst frame stands the worst of as many in which nothing happened: what the
-machine was doing besides.
+machine was doing besides. A browser of saves is timed from the start of its cell, over a store that is full.
 """
 
 from __future__ import annotations
@@ -63,6 +63,25 @@ async ([presses, keys]) => {
 }
 """
 
+#: Runs the cell that was just written; how long until the rows of one browser more are on the page.
+_BROWSE: Final = """
+async () => {
+  const frame = () => new Promise(requestAnimationFrame);
+  const rows = () => document.querySelectorAll('.nnl-browser [data-place="0"]').length;
+  const before = rows();
+  const began = performance.now();
+  jupyterapp.commands.execute('notebook:run-cell');
+  while (rows() === before && performance.now() - began < 30000) {
+    await frame();
+  }
+  await frame();
+  return rows() === before ? null : performance.now() - began;
+}
+"""
+_REQUESTS: Final = 1000
+_NAMES: Final = 30
+_LOOKS: Final = 5
+
 
 def measure(
     *,
@@ -97,6 +116,7 @@ def measure(
         with serve(folder, path) as server, open_page(server, path.name, browser) as page:
             return {
                 **_measure(Notebook(page), rows, columns, pans, dtype, say),
+                **_measure_browser(Notebook(page), say),
                 "esm_gzip_bytes": len(gzip.compress((STATIC / "heatmap.js").read_bytes())),
                 "versions": {
                     name: pins.version_of(name) for name in ("jupyterlab", "ipykernel", "anywidget")
@@ -143,7 +163,7 @@ def _measure(
         # The next two frames say whether anything is missing.
         page.evaluate("() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
         zooms.append(done())
-        if re.search("Every value", root.locator(".nnl-words").inner_text()):
+        if re.search("Every value", root.locator(".nnl-words").first.inner_text()):
             break
     say("panning")
     nothing = page.evaluate(_PAN, [pans, ["Shift"]])["frames"]
@@ -168,6 +188,32 @@ def _measure(
         "pans": pans,
         "shape": [rows, columns],
         "dtype": dtype,
+    }
+
+
+def _measure_browser(notebook: Notebook, say: Callable[[str], None]) -> dict[str, Any]:
+    """How long the first rows of a store take, from the start of the cell."""
+    say(f"browsing {_REQUESTS:,} requests of {_NAMES} saves")
+    notebook.run(
+        "from nnsight_lab.saves.store import SavesStore\nfrom nnsight_lab.widgets import SavesBrowser\n"
+        f"store = SavesStore()\nfor number in range({_REQUESTS}):\n"
+        f"    values = {{f'name{{n}}': torch.zeros(4, 8) for n in range({_NAMES})}}\n"
+        "    _ = store.put(f'request-{number}', [{'trace': values}], {'prompt': f'Prompt {number}'})\n"
+        "print('stored')"
+    )
+    notebook.page.wait_for_selector(".jp-OutputArea-output:has-text('stored')", timeout=120_000)
+    found = []
+    for _ in range(_LOOKS):
+        notebook.finish(30)
+        notebook.write("SavesBrowser(store)")
+        took_ms = notebook.page.evaluate(_BROWSE)
+        if took_ms is None:
+            raise WidgetError("the browser of saves showed no rows")
+        found.append(took_ms)
+    return {
+        "browser_first_paint_ms": round(statistics.median(found), 1),
+        "worst_browser_first_paint_ms": round(max(found), 1),
+        "browser_rows": _REQUESTS * _NAMES,
     }
 
 

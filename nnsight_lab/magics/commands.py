@@ -31,6 +31,7 @@ EDITS_FORMS: dict[str, str] = {
 }
 #: Every sub-command of `%saves`, with its correct form.
 SAVES_FORMS: dict[str, str] = {
+    "table": "%saves table [engine=NAME]",
     "write": "%saves write PATH [REQUEST …]",
     "read": "%saves read PATH",
     "keep": "%saves keep REQUEST …",
@@ -89,10 +90,11 @@ class SwitchEdits:
 
 @dataclass(frozen=True)
 class ListSaves:
-    """`%saves`, and `%saves files`, which leaves out what is in memory."""
+    """`%saves`; `%saves table`, which browses nothing; `%saves files`, which leaves out what is in memory."""
 
     engine: str | None = None
     files_only: bool = False
+    table_only: bool = False
 
 
 @dataclass(frozen=True)
@@ -193,11 +195,13 @@ def read_saves(line: str) -> SavesCommand:
     form = SAVES_FORMS[action]
     arguments = read_arguments(rest, form=form)
     words = tuple(text_expression(word) for word in arguments.words)
-    most = {"files": 0, "read": 1}.get(action, len(words))
+    most = {"files": 0, "table": 0, "read": 1}.get(action, len(words))
     _refuse_more(arguments, most, form, options=() if action == "files" else ("engine",))
     engine = arguments.options.get("engine")
     if action == "files":
         return ListSaves(files_only=True)
+    if action == "table":
+        return ListSaves(engine, table_only=True)
     if not words:
         wants = "a path" if action in ("write", "read") else "a request"
         raise CellUsageError(f"%saves {action} needs {wants}. Write: {form}")

@@ -54,6 +54,11 @@ def show(drawing: Drawing) -> None:
         print(drawing.text)
 
 
+def show_bundle(forms: dict[str, Any], metadata: dict[str, Any]) -> None:
+    """Shows an output that has more forms than a drawing's two, in a notebook."""
+    _display(forms, metadata=metadata, raw=True)
+
+
 def sentence(text: str) -> Drawing:
     """One line, or several, as they are."""
     return Drawing(f'<div style="{CODE_STYLE}">{html.escape(text)}</div>', text)

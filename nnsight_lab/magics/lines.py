@@ -92,7 +92,8 @@ class LineMagics:
     def saves(self, line: str = "") -> Any:
         """Shows, writes and finds what requests saved.
 
-        %saves                             the newest saves, then the files that were written
+        %saves                             the saves, to sort, search, open and compare, then the files
+        %saves table                       the newest as a plain table, then the files that were written
         %saves write PATH [REQUEST …]      writes them, or those of some requests: PATH.safetensors and its
                                            labels, PATH.json
         %saves read PATH                   takes a file's saves in, and gives the file: `f = %saves read PATH`

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from nnsight_lab.errors import CellUsageError, nearest
+from nnsight_lab.errors import CellUsageError, WidgetError, nearest
 from nnsight_lab.magics.arguments import evaluate
 from nnsight_lab.magics.commands import ListSaves, MarkSaves, ReadSaves, SavesCommand, WriteSaves
 from nnsight_lab.magics.contract import Engine, Saves, chosen_engine, lab
-from nnsight_lab.magics.drawing import Drawing, sentence, show, table
+from nnsight_lab.magics.drawing import Drawing, in_notebook, sentence, show, show_bundle, table
 
 _HEADS = ("request", "block", "name", "shape", "dtype", "size", "prompt", "age")
 _FILE_HEADS = ("file", "requests", "saves", "size", "model", "age")
@@ -38,7 +38,7 @@ def run_saves(command: SavesCommand, namespace: dict[str, Any]) -> Any:
 
     name = None if command.engine is None else text(command.engine)
     if isinstance(command, ListSaves):
-        _list(command, name)
+        _list(command, name, namespace)
     elif isinstance(command, ReadSaves):
         return _read(text(command.path), name)
     elif isinstance(command, WriteSaves):
@@ -55,10 +55,10 @@ def run_saves(command: SavesCommand, namespace: dict[str, Any]) -> Any:
     return None
 
 
-def _list(command: ListSaves, name: str | None) -> None:
+def _list(command: ListSaves, name: str | None, namespace: dict[str, Any]) -> None:
     drawings: list[Drawing] = []
     engine = chosen_engine(name) if name is not None or (lab().engines() and not command.files_only) else None
-    if engine is not None:
+    if engine is not None and (command.table_only or not _browse(engine, namespace)):
         drawings.append(saves_table(engine))
     files = files_table(None if command.files_only else _FILES)
     if files is not None:
@@ -69,6 +69,25 @@ def _list(command: ListSaves, name: str | None) -> None:
         )
     for drawing in drawings:
         show(drawing)
+
+
+def _browse(engine: Engine, namespace: dict[str, Any]) -> bool:
+    """Shows the saves browser, with the table where no widget runs; whether it could."""
+    if not in_notebook() or not len(engine.saves):
+        return False
+    try:
+        from nnsight_lab.widgets.browser import SavesBrowser  # torch and anywidget, for this line alone
+
+        store: Any = engine.saves  # another kind of store is refused there
+        bound = namespace.get("engine") is engine
+        browser = SavesBrowser(store, name="engine.saves" if bound else f"lab.saves({engine.name!r})")
+        bundle = browser._repr_mimebundle_()
+    except (ImportError, CellUsageError, WidgetError):  # not installed, not built, or another store
+        return False
+    if bundle is None:
+        return False
+    show_bundle({**bundle[0], **saves_table(engine).bundle()}, bundle[1])
+    return True
 
 
 def _read(path: str, name: str | None) -> Any:

@@ -38,6 +38,8 @@ class Shelf:
 
     Attributes:
         dropped: How many requests went that nobody told to go, by reason; those past ``max_requests`` aside.
+        changes: Goes up whenever a request comes, goes, is marked, or loses a save.
+        stamps: Of each request the value of ``changes`` since which its labels are what they are.
     """
 
     def __init__(self, spill: Spill, budget_bytes: int, max_requests: int) -> None:
@@ -46,6 +48,8 @@ class Shelf:
         self.kept: set[str] = set()
         self.summaries: dict[str, dict[SaveKey, Summary]] = {}
         self.dropped: Counter[str] = Counter()
+        self.changes = 0
+        self.stamps: dict[str, int] = {}
         self.budget_bytes = budget_bytes
         self.max_requests = max_requests
         self.memory_bytes = 0
@@ -61,6 +65,7 @@ class Shelf:
         for item in items:
             self.forget(item.request_id)
             self.requests[item.request_id] = item
+            self._stamp(item.request_id)
             self._count(item)
         excess = len(self.requests) - self.max_requests
         if excess > 0:
@@ -85,6 +90,8 @@ class Shelf:
     def forget(self, request_id: str, *, later: bool = False) -> None:
         """Let go of a request, with the files it was spilled to; ``later`` leaves these to `tidy`."""
         item = self.requests.pop(request_id, None)
+        if self.stamps.pop(request_id, None) is not None:
+            self.changes += 1
         self.memory_bytes -= self._in_memory.pop(request_id, 0)
         self.kept.discard(request_id)
         self.summaries.pop(request_id, None)
@@ -222,11 +229,21 @@ class Shelf:
         if self.requests.get(name) is not held:
             return False
         self.requests[name] = rest
+        self._stamp(name)
         self.memory_bytes -= self._in_memory.pop(name, 0)
         self._count(rest)
         known = self.summaries.get(name, {})
         self.summaries[name] = {key: found for key, found in known.items() if Slot(*key[1:4]) in rest.saves}
         return True
+
+    def mark(self, request_id: str, kept: bool) -> None:
+        """Keep a request, or keep it no more."""
+        (self.kept.add if kept else self.kept.discard)(request_id)
+        self.changes += 1
+
+    def _stamp(self, request_id: str) -> None:
+        self.changes += 1
+        self.stamps[request_id] = self.changes
 
     def _drop(self, name: str, why: str) -> None:
         self.dropped[why] += 1

@@ -165,10 +165,7 @@ class SavesStore:
         """
         with self._shelf.lock:
             self._known(request_id)
-            if on:
-                self._shelf.kept.add(request_id)
-            else:
-                self._shelf.kept.discard(request_id)
+            self._shelf.mark(request_id, on)
 
     def drop(self, what: str | SaveLabel | SaveKey | Iterable[SaveLabel | SaveKey]) -> None:
         """Let go of a request, or of the saved values that labels name, in memory and on disk.
@@ -354,6 +351,20 @@ class SavesStore:
         """The ids of its requests, newest first; what vLLM calls ``output.request_id``."""
         with self._shelf.lock:
             return list(reversed(self._shelf.requests))
+
+    @property
+    def changes(self) -> int:
+        """Goes up whenever a request comes, goes, is marked, or loses a save; cheap to ask."""
+        return self._shelf.changes
+
+    def stamps(self) -> list[tuple[str, int]]:
+        """The ids of its requests, newest first, each with a number that changes when its labels do."""
+        with self._shelf.lock:
+            return [(name, self._shelf.stamps[name]) for name in reversed(self._shelf.requests)]
+
+    def is_kept(self, request_id: str) -> bool:
+        """Whether `keep` marked that request."""
+        return request_id in self._shelf.kept
 
     def __len__(self) -> int:
         return len(self._shelf.requests)

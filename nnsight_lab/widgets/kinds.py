@@ -30,3 +30,15 @@ LINE: Final = "line"
 VALUE: Final = "value"
 DETAIL: Final = "detail"
 LABELS: Final = "labels"
+
+#: What a browser of saves is asked.
+PAGE: Final = "page"
+STATISTICS: Final = "statistics"
+OPEN: Final = "open"
+TEXT: Final = "text"
+COMPARE: Final = "compare"
+WRITE: Final = "write"
+KEEP: Final = "keep"
+DROP: Final = "drop"
+#: What it says unasked.
+CHANGED: Final = "changed"

@@ -8,6 +8,7 @@ that was run again too; so a tensor is held only while somebody looks, else giga
 
 from __future__ import annotations
 
+import math
 import warnings
 import weakref
 from typing import Any, Final, Protocol
@@ -19,6 +20,7 @@ import torch
 from nnsight_lab.errors import SavesError
 from nnsight_lab.saves.label import SaveKey, SaveLabel, key_of
 from nnsight_lab.saves.store import SavesStore
+from nnsight_lab.widgets.reduce import numbers
 
 #: Two numbers in one byte: no index of such a tensor is the index of a number.
 _PACKED: Final = "float4_e2m1fn_x2"
@@ -133,12 +135,53 @@ class SavedSource:
         """As `Source.hold`."""
 
 
+class DifferenceSource:
+    """One saved tensor minus another of its shape, computed where it is read.
+
+    Args:
+        one: What is compared.
+        other: What is taken from it.
+
+    Raises:
+        SavesError: Their shapes differ.
+    """
+
+    def __init__(self, one: Source, other: Source) -> None:
+        if one.shape != other.shape:
+            raise SavesError(
+                f"shapes must match to be compared, and these are {list(one.shape)} and {list(other.shape)}"
+            )
+        self._pair = (one, other)
+        self.shape = one.shape
+        self.dtype = "float64"
+        self.nbytes = math.prod(self.shape) * 8
+
+    def read(self, index: tuple[int | slice, ...]) -> torch.Tensor:
+        """As `Source.read`; of complex numbers the magnitude of their difference."""
+        one, other = (source.read(index).cpu() for source in self._pair)
+        if one.dtype.is_complex or other.dtype.is_complex:
+            return numbers(one.to(torch.complex128) - other.to(torch.complex128))
+        return numbers(one).double() - numbers(other).double()
+
+    def loosen(self) -> None:
+        """As `Source.loosen`."""
+        for source in self._pair:
+            source.loosen()
+
+    def hold(self) -> None:
+        """As `Source.hold`."""
+        for source in self._pair:
+            source.hold()
+
+
 def source_of(values: Any, label: SaveLabel | SaveKey | None = None) -> Source:
     """The source for what a user has: a tensor, an array, numbers in lists, or a store and a label.
 
     Raises:
         SavesError: It is none of these.
     """
+    if isinstance(values, DifferenceSource):
+        return values
     if isinstance(values, SavesStore):
         if label is None:
             raise SavesError("a store holds many values: say which, as in Heatmap(store, store.labels()[0])")

@@ -19,3 +19,4 @@ def test_a_small_measurement_has_every_figure(chromium: str) -> None:
     assert 0 < found["tile_ms"] <= found["worst_tile_ms"]
     assert 0 < found["median_frame_ms"] <= found["worst_frame_ms"]
     assert found["esm_gzip_bytes"] <= 60_000
+    assert 0 < found["browser_first_paint_ms"] <= found["worst_browser_first_paint_ms"]

@@ -1,4 +1,4 @@
-"""nnsight puts ``.save`` on every object, which some packages cannot be imported after; in any order it works."""
+"""nnsight puts ``.save`` on every object; what cannot be imported after that is imported in any order."""
 
 from __future__ import annotations
 

@@ -27,6 +27,11 @@ def test_the_next_kernel_finds_what_this_one_wrote(kernel: Kernel, tmp_path: Pat
     assert "layers" not in shown
     assert "hidden" in shown
     assert "The Eiffel Tower is in the city of" in shown
+    forms = kernel.good("%saves").shown[0]
+    assert "hidden" in forms["text/plain"]
+    assert "<table" in forms["text/html"]
+    assert "application/vnd.jupyter.widget-view+json" in forms
+    assert "widget" not in " ".join(kernel.good("%saves table").shown[0])
     assert kernel.complete("%saves dr|") == ["drop"]
     (said,) = kernel.good(f"%saves write {tmp_path / 'first'}").texts
     assert said == f"Wrote 1 request to {tmp_path / 'first.safetensors'}"

@@ -17,3 +17,13 @@ export const LINE = 'line';
 export const VALUE = 'value';
 export const DETAIL = 'detail';
 export const LABELS = 'labels';
+
+export const PAGE = 'page';
+export const STATISTICS = 'statistics';
+export const OPEN = 'open';
+export const TEXT = 'text';
+export const COMPARE = 'compare';
+export const WRITE = 'write';
+export const KEEP = 'keep';
+export const DROP = 'drop';
+export const CHANGED = 'changed';
