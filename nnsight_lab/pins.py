@@ -148,7 +148,6 @@ WORKER = (
     Pin(f"{_NN}.intervention.interleaver", "Mediator.handle", "private copies", ("provider", "value")),
     Pin(f"{_NN}.intervention.interleaver", "dangling_unwind", "reads out of order", ("mediator",)),
     Pin(f"{_NN}.tracing.tracer", "_saves", "what a block saved is marked there"),
-    Pin(f"{_NN}.tracing.tracer", "mark", "what a block saved is marked by it"),
     Pin(f"{_NN}.tracing.tracer", "mark", "what a block saved is marked by it", ("value",)),
     Pin("vllm.v1.worker.gpu_model_runner", "GPUModelRunner._update_states", "a step's requests"),
     Pin("vllm.v1.worker.gpu_model_runner", "GPUModelRunner.sample_tokens", "logits are served"),
