@@ -62,8 +62,7 @@ def test_the_saves_of_an_edit_and_of_a_trace_come_home_once(engine):
     assert used[1] == 0
     del outputs, own
     engine.edits.clear()
-    if hasattr(engine, "saves"):
-        engine.saves.clear()
+    engine.saves.clear()
     until(lambda: engine.rpc("used_bytes") == [0, 0], 3, "shared memory was not given back")
 
 

@@ -247,6 +247,7 @@ def test_what_is_copied_late_is_what_was_saved_and_its_memory_comes_back(engine)
     for output in outputs:
         assert output.saves["kept"].sum().item() == output.saves["sums"]
     del outputs, output
+    engine.saves.clear()
     until(lambda: engine.rpc("used_bytes") == [0], 3, "shared memory was not given back")
 
 
@@ -259,4 +260,5 @@ def test_an_aborted_request_gives_back_what_it_had_packed_only_when_that_is_copi
     with pytest.raises(KeyboardInterrupt):
         engine.generate([TOWER, "cats"], **LONG)
     stopped()
+    engine.saves.clear()
     until(lambda: engine.rpc("used_bytes") == [0], 3, "shared memory was not given back")
