@@ -25,7 +25,7 @@ from nnsight_lab.saves.held import Held, hold
 from nnsight_lab.saves.label import SaveKey, SaveLabel
 from nnsight_lab.saves.label_file import LabelFile, held_in, parsed, tensor_names, written
 from nnsight_lab.saves.layout import lay_out, spans_of
-from nnsight_lab.saves.mapped import Seal, check_data, checked_header, opened
+from nnsight_lab.saves.mapped import Seal, check_data_once, checked_header, opened
 from nnsight_lab.saves.saved_file import SavedFile
 from nnsight_lab.wire.keys import TRACE_BLOCK
 from nnsight_lab.wire.limits import MAX_HEADER_BYTES, WireError
@@ -160,7 +160,7 @@ def read(path: str | os.PathLike[str]) -> SavedFile:
         with opened(tensors_path) as (descriptor, size):
             header = checked_header(descriptor, size, label_file.seal)
             if size <= CHECKED_BYTES:
-                check_data(descriptor, size, label_file.seal)
+                check_data_once(descriptor, size, label_file.seal)
         spans = spans_of(header, size, label_file.specs)
         where = labels_path
         requests = [held_in(r, tensors_path, label_file.seal, spans) for r in _distinct(label_file)]

@@ -42,6 +42,11 @@ _libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ct
 _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 
 
+#: Files whose data were found sound, as they were then; the oldest are forgotten.
+_sound: dict[tuple[object, ...], None] = {}
+_REMEMBERED: Final = 4096
+
+
 @dataclass(frozen=True)
 class Seal:
     """By what a written file is known again.
@@ -113,6 +118,21 @@ def check_data(descriptor: int, size: int, seal: Seal) -> None:
         at += len(part)
     if found != seal.data_crc32:
         raise FileRefused("it is damaged: its data are not those that were written (their checksums differ)")
+
+
+def check_data_once(descriptor: int, size: int, seal: Seal) -> None:
+    """`check_data`, but not again of a file that was found sound and has not changed since.
+
+    A list of files opens each of them every time it is shown.
+    """
+    status = os.fstat(descriptor)
+    seen = (status.st_dev, status.st_ino, size, status.st_mtime_ns, status.st_ctime_ns, seal)
+    if seen in _sound:
+        return
+    check_data(descriptor, size, seal)
+    while len(_sound) >= _REMEMBERED:
+        _sound.pop(next(iter(_sound)), None)
+    _sound[seen] = None
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nnsight_lab.errors import FileRefused
-from nnsight_lab.saves import files
+from nnsight_lab.saves import files, mapped
 from nnsight_lab.saves.files import read, write
 from tests.saves.folders import python, watched
 
@@ -310,3 +310,26 @@ def test_of_a_large_file_damage_is_noticed_when_that_is_asked(
     found = read(path)
     with pytest.raises(FileRefused, match="damaged"):
         found.verify()
+
+
+def test_a_sound_file_is_read_whole_once_and_again_when_it_changed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checked: list[int] = []
+    check = mapped.check_data
+
+    def counted(descriptor: int, size: int, seal: mapped.Seal) -> None:
+        checked.append(size)
+        check(descriptor, size, seal)
+
+    monkeypatch.setattr(mapped, "check_data", counted)
+    path = write(folder / "x", {"a": torch.arange(40, dtype=torch.float32)})
+    for _ in range(3):
+        assert files.find(folder)[0].refused == ""
+    assert len(checked) == 1
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 4
+    path.write_bytes(data)
+    for _ in range(2):
+        assert "damaged" in files.find(folder)[0].refused
+    assert len(checked) == 3, "what is not sound is looked at each time"
