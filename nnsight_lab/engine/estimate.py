@@ -15,12 +15,10 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from nnsight_lab.wire.keys import TRACE_BLOCK
+from nnsight_lab.wire.limits import REPLY_BYTES as INLINE_BYTES  # sent in the reply, outside the budgets
 from nnsight_lab.wire.messages import RequestSaves
 from nnsight_lab.wire.packed import Layout
 
-#: A block that saves no more than this sends it in the reply, outside the budgets, as the worker's
-#: `nnsight_lab.worker.courier.INLINE_BYTES` says; a test holds the two together.
-INLINE_BYTES = 64 * 1024
 _NAMED = 4
 
 

@@ -27,6 +27,8 @@ MAX_DIMS: Final = 64
 MAX_TENSOR_BYTES: Final = 2**62
 #: Longer bytes travel beside the header, as a tensor does, rather than as hex inside it.
 INLINE_BYTES: Final = 256
+#: Up to this a block's tensors ride the reply itself: a page of shared memory costs more.
+REPLY_BYTES: Final = 64 * 1024
 
 
 class WireError(LabError):

@@ -18,11 +18,10 @@ import torch
 from nnsight_lab.errors import CannotTravel
 from nnsight_lab.saves.slab import NoRoom, Place, SlabPool
 from nnsight_lab.wire.extent import Extent, Packed
+from nnsight_lab.wire.limits import REPLY_BYTES as INLINE_BYTES
 from nnsight_lab.wire.messages import WorkerError
 from nnsight_lab.wire.packed import Layout
 
-#: Below this a block's tensors ride the reply itself: a page of shared memory costs more.
-INLINE_BYTES = 64 * 1024
 _NAMED = 4
 _NOWHERE: dict[str, Any] = {
     "name": "none",
