@@ -1,10 +1,11 @@
-import type { AnyModel, RenderProps } from '@anywidget/types';
+import type { AnyModel } from '@anywidget/types';
 import { Conversation, KernelError } from './conversation';
 import { Disposer } from './disposer';
 import { count, element, say } from './dom';
 import { COLUMNS, Grid, howMany, type Row } from './grid';
 import * as kinds from './kinds';
 import { Pane } from './pane';
+import { rendered } from './render';
 
 const KEYS =
   'Arrow keys, Page Up, Page Down, Home and End move; Enter opens; slash searches; P pins; Delete drops, after a question.';
@@ -453,15 +454,4 @@ class Browser {
   }
 }
 
-function render({ model, el }: RenderProps): () => void {
-  try {
-    const view = new Browser(model, el);
-    return () => view.dispose();
-  } catch (error) {
-    el.replaceChildren(element('div', { role: 'alert' }, `This view failed: ${(error as Error).message}`));
-    model.send({ [kinds.KIND]: kinds.FAILED, [kinds.ERROR]: (error as Error).stack ?? String(error) });
-    return () => el.replaceChildren();
-  }
-}
-
-export default { render };
+export default { render: rendered((model, el) => new Browser(model, el)) };

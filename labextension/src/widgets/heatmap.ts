@@ -1,4 +1,4 @@
-import type { AnyModel, RenderProps } from '@anywidget/types';
+import type { AnyModel } from '@anywidget/types';
 import { Axes } from './axes';
 import { Conversation, KernelError } from './conversation';
 import { Detail } from './detail';
@@ -10,6 +10,7 @@ import { Line } from './line';
 import { Matrix } from './matrix';
 import type { Palettes } from './palette';
 import type { Settings, Told } from './painter';
+import { rendered } from './render';
 import { Stage } from './stage';
 import { isDark, onTheme } from './theme';
 import type { Cell } from './viewport';
@@ -433,15 +434,4 @@ function same(one: Cell, other: Cell): boolean {
   return one.row === other.row && one.column === other.column;
 }
 
-function render({ model, el }: RenderProps): () => void {
-  try {
-    const view = new Heatmap(model, el);
-    return () => view.dispose();
-  } catch (error) {
-    el.replaceChildren(element('div', { role: 'alert' }, `This view failed: ${(error as Error).message}`));
-    model.send({ [kinds.KIND]: kinds.FAILED, [kinds.ERROR]: (error as Error).stack ?? String(error) });
-    return () => el.replaceChildren();
-  }
-}
-
-export default { render };
+export default { render: rendered((model, el) => new Heatmap(model, el)) };
