@@ -89,7 +89,7 @@ def run_engine(arguments: argparse.Namespace) -> int:
         model=arguments.model,
         repeat=arguments.rounds,
         nnsight=not arguments.no_nnsight,
-        say=lambda text: print(f"bench: {text}", file=sys.stderr, flush=True),
+        say=_say,
         **options,
     )
     if arguments.json:
@@ -116,7 +116,7 @@ def run_saves(arguments: argparse.Namespace) -> int:
         repeat=arguments.rounds,
         few_count=arguments.few,
         nnsight=not arguments.no_nnsight,
-        say=lambda text: print(f"bench: {text}", file=sys.stderr, flush=True),
+        say=_say,
         **dict(_option(word) for word in arguments.option),
     )
     if arguments.json:
@@ -145,7 +145,7 @@ def run_soak(arguments: argparse.Namespace) -> int:
         mode=arguments.mode,
         requests=arguments.requests,
         saving=not arguments.no_save,
-        say=lambda text: print(f"bench: {text}", file=sys.stderr, flush=True),
+        say=_say,
         **dict(_option(word) for word in arguments.option),
     )
     if arguments.json:
@@ -169,7 +169,7 @@ def run_widgets(arguments: argparse.Namespace) -> int:
         columns=arguments.columns,
         pans=arguments.pans,
         dtype=arguments.dtype,
-        say=lambda text: print(f"bench: {text}", file=sys.stderr, flush=True),
+        say=_say,
     )
     if arguments.json:
         print(json.dumps(found, indent=1))
@@ -178,6 +178,10 @@ def run_widgets(arguments: argparse.Namespace) -> int:
         if isinstance(value, (int, float)):
             print(f"  {name:<18} {value:,}")
     return 0
+
+
+def _say(text: str) -> None:
+    print(f"bench: {text}", file=sys.stderr, flush=True)
 
 
 def _option(word: str) -> tuple[str, Any]:

@@ -11,8 +11,6 @@ from __future__ import annotations
 import base64
 import html
 import re
-import struct
-import zlib
 from collections.abc import Iterable
 from typing import Any, Final
 
@@ -21,6 +19,7 @@ import numpy.typing as npt
 import plotly.graph_objects as go
 import plotly.io as pio
 
+from nnsight_lab.lens.png import png
 from nnsight_lab.plots.blocks import blocks_of
 from nnsight_lab.plots.colours import channels
 
@@ -124,7 +123,7 @@ def _picture(trace: Any, figure: go.Figure) -> str:
     pixels[..., 3] = np.where(np.isfinite(values), 255, 0)
     if _upward(figure):
         pixels = pixels[::-1]
-    data = base64.b64encode(_png(pixels)).decode("ascii")
+    data = base64.b64encode(png(pixels, level=9)).decode("ascii")
     axes = figure.layout.yaxis.title.text or "", figure.layout.xaxis.title.text or ""
     about = f"{_plain(axes[0])} by {_plain(axes[1])}"
     height = int(min(_HEIGHT_PX, max(24 * values.shape[0], 48)))
@@ -140,20 +139,6 @@ def _swatch(colorscale: Any) -> str:
     shown = [colour for _, colour in colorscale][:: max(len(colorscale) // 9, 1)]
     box = '<span style="display:inline-block;width:12px;height:10px;background:{}"></span>'
     return "".join(box.format(colour) for colour in shown)
-
-
-def _png(pixels: npt.NDArray[np.uint8]) -> bytes:
-    """A PNG of ``[row, column, 4]``, uint8."""
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-    height, width = pixels.shape[:2]
-    lines = np.zeros((height, 1 + width * 4), dtype=np.uint8)  # each begins with its filter, none
-    lines[:, 1:] = pixels.reshape(height, -1)
-    head = struct.pack(">IIBBBBB", width, height, 8, 6, 0, 0, 0)
-    body = chunk(b"IDAT", zlib.compress(lines.tobytes(), 9))
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + body + chunk(b"IEND", b"")
 
 
 def _table(heat: Any, words: Any) -> str:

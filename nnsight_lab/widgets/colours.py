@@ -8,13 +8,12 @@ gets these anchors with a widget's state, so they are said once.
 
 from __future__ import annotations
 
-import struct
-import zlib
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
+from nnsight_lab.lens.png import png
 from nnsight_lab.widgets.spans import CODE_NAN, CODE_NEGINF, CODE_NONE, CODE_POSINF, TOP
 
 #: Anchors at even distances. Viridis is matplotlib's; the others are after ColorBrewer's RdBu, and Crameri's
@@ -51,23 +50,9 @@ def lookup(palette: str) -> npt.NDArray[np.uint8]:
     return found
 
 
-def png(codes: npt.NDArray[np.uint8], palette: str) -> bytes:
+def picture(codes: npt.NDArray[np.uint8], palette: str) -> bytes:
     """A picture of codes ``[row, column]`` as PNG, a byte per pixel."""
-    height, width = codes.shape
-    colours = lookup(palette)
-    lines = np.zeros((height, width + 1), dtype=np.uint8)  # each line begins with its filter: none
-    lines[:, 1:] = codes
-    header = struct.pack(">IIBBBBB", width, height, 8, 3, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + b"".join(
-        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-        for kind, data in (
-            (b"IHDR", header),
-            (b"PLTE", colours[:, :3].tobytes()),
-            (b"tRNS", colours[:, 3].tobytes()),
-            (b"IDAT", zlib.compress(lines.tobytes(), 6)),
-            (b"IEND", b""),
-        )
-    )
+    return png(codes, lookup(palette))
 
 
 def _rgb(text: str) -> tuple[int, int, int]:

@@ -443,7 +443,7 @@ def _slice(part: range) -> slice:
 
 
 def _address(codes: npt.NDArray[np.uint8], palette: str) -> str:
-    return "data:image/png;base64," + base64.b64encode(colours.png(codes, palette)).decode()
+    return "data:image/png;base64," + base64.b64encode(colours.picture(codes, palette)).decode()
 
 
 def _plot(line: npt.NDArray[np.floating], height: int) -> npt.NDArray[np.uint8]:
