@@ -216,7 +216,8 @@ class EngineLife:
         return BlockEngine, (self.model,)
 
     def __repr__(self) -> str:
-        return f"<LocalEngine {self.name!r}: {self.config.model}, {self.mode}, {self._state}>"
+        state = "dead" if self._state == "ready" and self._driver.dead() else self._state
+        return f"<LocalEngine {self.name!r}: {self.config.model}, {self.mode}, {state}>"
 
     # -- asking the workers ---------------------------------------------------------------------
 

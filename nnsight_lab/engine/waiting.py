@@ -86,12 +86,17 @@ def wait(future: Future[T], watch: Watch) -> T:
             watch.look()
         return future.result()
     except KeyboardInterrupt:
-        aborting = watch.abort() if watch.abort is not None else None
-        if aborting is not None:
-            # A second press must not lose the abort, only the wait for it.
-            with contextlib.suppress(KeyboardInterrupt):
-                concurrent.futures.wait([aborting], timeout=_ABORT_S)
-        raise Interrupted(_outcome(aborting, watch)) from None
+        raise stopped(watch) from None
+
+
+def stopped(watch: Watch) -> Interrupted:
+    """Abort what is watched, after a keyboard interrupt; the error that says so."""
+    aborting = watch.abort() if watch.abort is not None else None
+    if aborting is not None:
+        # A second press must not lose the abort, only the wait for it.
+        with contextlib.suppress(KeyboardInterrupt):
+            concurrent.futures.wait([aborting], timeout=_ABORT_S)
+    return Interrupted(_outcome(aborting, watch))
 
 
 async def await_(future: Future[T], watch: Watch) -> T:
@@ -108,10 +113,15 @@ async def await_(future: Future[T], watch: Watch) -> T:
             watch.look()
         return wrapped.result()
     except (asyncio.CancelledError, KeyboardInterrupt):
-        aborting = watch.abort() if watch.abort is not None else None
-        if aborting is not None:
-            await _briefly(aborting)
-        raise InterruptedTask(_outcome(aborting, watch)) from None
+        raise (await astopped(watch)) from None
+
+
+async def astopped(watch: Watch) -> InterruptedTask:
+    """`stopped`, of a task that was cancelled."""
+    aborting = watch.abort() if watch.abort is not None else None
+    if aborting is not None:
+        await _briefly(aborting)
+    return InterruptedTask(_outcome(aborting, watch))
 
 
 def _outcome(aborting: Future[Any] | None, watch: Watch) -> str:

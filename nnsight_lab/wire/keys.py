@@ -24,6 +24,8 @@ RELEASE = "lab_release"
 FREE = "lab_free"
 LENS = "lab_lens"
 COUNT = "nnsight_request_count"
+#: Memory that is free in a worker's heap goes back to the system.
+TRIM = "lab_trim"
 
 #: Set for the processes of an engine while it starts: which engine, whose, and where to log.
 ENGINE_ENV = "NNSIGHT_LAB_ENGINE"

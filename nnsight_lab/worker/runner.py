@@ -18,6 +18,7 @@ from nnsight_lab.wire.keys import SAVES_CONFIG
 from nnsight_lab.worker import looking
 from nnsight_lab.worker.batching import LabBatcher, LabInterleaver
 from nnsight_lab.worker.courier import Courier
+from nnsight_lab.worker.heap import Heap
 from nnsight_lab.worker.requests import LabRequests
 
 
@@ -37,6 +38,7 @@ class LabRunner(NNsightGPUModelRunner):
         # The rank over tensor and pipeline parallelism: each worker has slabs of its own.
         self.lab_rank = get_world_group().rank
         self.courier = Courier(settings, self.lab_rank, self.device)
+        self.heap = Heap(on_cpu=self.device.type == "cpu")
         # Reads are gathered, so every rank of a tensor-parallel group holds the same values: one
         # moves them. Pipeline stages each answer for the layers they have.
         self.nnsight_requests = LabRequests(
@@ -88,6 +90,7 @@ class LabRunner(NNsightGPUModelRunner):
             The files given up since this was last asked, whatever for.
         """
         self._take_back(extents)
+        self.heap.trim()  # asked between calls, where nobody waits for it
         return self.courier.given_up()
 
     def lab_slabs(self) -> dict[str, Any]:

@@ -83,6 +83,32 @@ def test_an_interrupted_stream_is_aborted(probed):
     only_its_own(probed)
 
 
+def test_an_interrupt_while_a_stream_waits_is_said_in_one_line(probed):
+    pressed = when_running(probed, interrupt, requests=2)
+    with pytest.raises(Interrupted, match="the engine is still loaded"):
+        for _ in probed.stream([TOWER, CAT], **LONG):
+            pass
+    pressed()
+    only_its_own(probed)
+
+
+@pytest.mark.asyncio
+async def test_a_cancelled_async_stream_is_said_in_one_line_and_is_a_cancellation(probed):
+    async def read():
+        async for _ in probed.stream([TOWER, CAT], **LONG):
+            pass
+
+    task = asyncio.create_task(read())
+    while await asyncio.to_thread(probed.request_count) < 2:
+        assert not task.done()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError) as raised:
+        await task
+    assert isinstance(raised.value, Interrupted)
+    assert str(raised.value) == "the requests of this cell were aborted; the engine is still loaded."
+    only_its_own(probed)
+
+
 @pytest.mark.asyncio
 async def test_a_cancelled_generate_is_aborted(probed):
     task = asyncio.create_task(probed.agenerate([TOWER, CAT, TOWER], **LONG))
