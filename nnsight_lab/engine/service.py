@@ -6,6 +6,7 @@ this package's terms here, once, for sync and async callers alike.
 
 from __future__ import annotations
 
+import threading
 import time
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -30,6 +31,13 @@ from nnsight_lab.wire.keys import BUDGET_KEY, CLEAR, EDITS_KEY, REGISTER, TRACE_
 
 class EngineService(EngineLife):
     """An engine as the tracers see it."""
+
+    def _fresh(self) -> None:
+        super()._fresh()
+        self._crowd = threading.Lock()
+        self._under_way: dict[int, Call] = {}
+        #: Whether a call was aborted since the last one began: a step of it may still be running.
+        self._disturbed = False
 
     # -- requests -------------------------------------------------------------------------------
 
@@ -102,12 +110,29 @@ class EngineService(EngineLife):
         versions = [version for request in call.requests for version in request.edits]
         self.edits.hold(versions)
         call.future.add_done_callback(lambda _: self._let_go(versions))
+        self._enter_crowd(call)
         call.began, call.home_s = time.perf_counter(), self._driver.home_s
         self._driver.submit(call)
 
+    def _enter_crowd(self, call: Call) -> None:
+        with self._crowd:
+            call.crowded = self._disturbed or bool(self._under_way)
+            self._disturbed = False
+            for other in self._under_way.values():
+                other.crowded = True
+            self._under_way[id(call)] = call
+        call.future.add_done_callback(lambda _: self._leave_crowd(call))
+
+    def _leave_crowd(self, call: Call) -> None:
+        with self._crowd:
+            self._under_way.pop(id(call), None)
+            self._disturbed = self._disturbed or call.aborted.is_set()
+
     def _timed(self, call: Call) -> None:
-        """Note how fast a call was, without its way home."""
+        """Note how fast a call was that had the engine to itself, without its way home."""
         outputs = [request.output for request in call.requests if request.output is not None]
+        if call.crowded:
+            return
         if call.aborted.is_set() or not outputs or not all(output.finished for output in outputs):
             return
         seconds = call.ended - call.began - (self._driver.home_s - call.home_s)
