@@ -16,6 +16,7 @@ from pathlib import Path
 
 from nnsight_lab.engine.processes import engine_processes
 from nnsight_lab.saves.state import state_dir
+from nnsight_lab.wire.keys import stop_file
 
 #: vLLM prefixes: "(EngineCore pid=1) ERROR 11-29 18:00:00 [core.py:1] ".
 _PREFIX = re.compile(r"^(\([^)]*\)\s*)*([A-Z]+ \d\d-\d\d \d\d:\d\d:\d\d \[[^\]]*\]\s?)?")
@@ -76,6 +77,7 @@ class EngineLog:
         for old in [path for path in logs[: -cls.KEPT] if str(path) not in living]:
             old.unlink(missing_ok=True)
             old.with_suffix(".json").unlink(missing_ok=True)
+            stop_file(old).unlink(missing_ok=True)
         stamp = time.strftime("%Y%m%d-%H%M%S")
         path = (
             folder

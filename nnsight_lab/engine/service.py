@@ -15,7 +15,7 @@ from typing import Any
 
 from nnsight_lab.blocks.block import Block
 from nnsight_lab.blocks.module_paths import roots_of
-from nnsight_lab.engine import results
+from nnsight_lab.engine import processes, results
 from nnsight_lab.engine.arrivals import arrivals
 from nnsight_lab.engine.call import Call, LabRequest
 from nnsight_lab.engine.edits import EditVersion
@@ -26,7 +26,16 @@ from nnsight_lab.engine.tracer import Watcher
 from nnsight_lab.engine.waiting import Watch, await_, wait
 from nnsight_lab.errors import EngineDied
 from nnsight_lab.saves.budget import size_of
-from nnsight_lab.wire.keys import BUDGET_KEY, CLEAR, EDITS_KEY, REGISTER, TRACE_BLOCK, TRACE_KEY
+from nnsight_lab.wire.keys import (
+    BUDGET_KEY,
+    CLEAR,
+    EDITS_KEY,
+    REGISTER,
+    STOP_SIGNAL,
+    TRACE_BLOCK,
+    TRACE_KEY,
+    stop_file,
+)
 
 
 class EngineService(EngineLife):
@@ -154,7 +163,7 @@ class EngineService(EngineLife):
         """Wait for a call in this thread."""
         __tracebackhide__ = True
         try:
-            wait(call.future, self._watch(call, watch))
+            wait(call.future, self.watch(call, watch))
         except Exception as error:
             raise self._mapped(error) from None
         self._timed(call)
@@ -164,15 +173,21 @@ class EngineService(EngineLife):
         """Wait for a call without blocking the caller's loop."""
         __tracebackhide__ = True
         try:
-            await await_(call.future, self._watch(call, watch))
+            await await_(call.future, self.watch(call, watch))
         except Exception as error:
             raise self._mapped(error) from None
         self._timed(call)
         self._last_look(call, watch)
 
-    def _watch(self, call: Call, watch: Watcher | None) -> Watch:
+    def watch(self, call: Call, watch: Watcher | None) -> Watch:
+        """What to look at while a call is waited for."""
         tick = None if watch is None else (lambda: watch(call.progress()))
-        return Watch(died=self.died, abort=lambda: self.abort(call), tick=tick)
+        return Watch(
+            died=self.died,
+            abort=lambda: self.abort(call),
+            break_off=lambda: self.break_off(call),
+            tick=tick,
+        )
 
     def _last_look(self, call: Call, watch: Watcher | None) -> None:
         if watch is not None:
@@ -181,6 +196,12 @@ class EngineService(EngineLife):
     def abort(self, call: Call) -> Future[None] | None:
         """Abort what is left of a call."""
         return self._driver.abort(call) if self.alive else None
+
+    def break_off(self, call: Call) -> None:
+        """End the block of this call that runs at this moment, if one does: it may never end by itself."""
+        if self.alive:
+            stop_file(self.log.path).write_text("\n".join(request.id for request in call.requests))
+            processes.send(self.id, STOP_SIGNAL)
 
     # -- what comes home ------------------------------------------------------------------------
 

@@ -84,7 +84,7 @@ class Stream:
             raise (await astopped(self._watch())) from None
 
     def _watch(self) -> Watch:
-        return Watch(died=self._engine.died, abort=lambda: self._engine.abort(self._call))
+        return self._engine.watch(self._call, None)
 
     async def __aiter__(self) -> AsyncIterator[Any]:
         done = False

@@ -15,7 +15,7 @@ from vllm.distributed.parallel_state import get_pp_group, get_tp_group, get_worl
 from nnsight_lab import pins
 from nnsight_lab.wire.codec import decode, encode
 from nnsight_lab.wire.keys import SAVES_CONFIG
-from nnsight_lab.worker import looking
+from nnsight_lab.worker import looking, stopping
 from nnsight_lab.worker.batching import LabBatcher, LabInterleaver
 from nnsight_lab.worker.courier import Courier
 from nnsight_lab.worker.heap import Heap
@@ -30,6 +30,7 @@ class LabRunner(NNsightGPUModelRunner):
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         super().load_model(*args, **kwargs)
         pins.marks_by_block()
+        stopping.listen()
         interleaver = self.nnsight_model.interleaver
         interleaver.__class__ = LabInterleaver
         interleaver.spliced = {}
