@@ -1,8 +1,13 @@
 """Many requests under a saving edit: whether anything grows.
 
 A notebook's engine lives for days, so what a request leaves behind is looked at over thousands of them:
-the memory that is each process's alone (USS: what is shared and could grow is slabs, counted apart), and
-the shared memory of saves. The first thousand requests fill caches and arenas, and do not count.
+the memory that is each process's alone and that it cannot give back (USS without the pages of slabs, which
+are counted apart, and after what is free in the worker's heap was given back), and the shared memory of
+saves. The first thousand requests fill caches and arenas, and do not count.
+
+On a CPU oneDNN keeps a primitive of each matrix for each number of tokens that a step had (the 1,024 latest,
+so of about 256 numbers; 1.3 MB a number on the demo model), and which numbers a batch is split into is
+chance. So every number that a step can have here is run once before anything is counted.
 """
 
 from __future__ import annotations
@@ -19,10 +24,14 @@ import nnsight_lab as lab
 from nnsight_lab import pins
 from nnsight_lab.engine import models, processes
 from nnsight_lab.engine.local import LocalEngine
+from nnsight_lab.saves.slab_files import PREFIX
+from nnsight_lab.wire.keys import TRIM
 
 _BATCH = 100
 _EVERY = 500
 _WARM_UP = 1000
+#: Of each prompt.
+_TOKENS = 5
 
 
 @dataclass(frozen=True)
@@ -31,7 +40,7 @@ class Sample:
 
     Attributes:
         requests: How many were done.
-        uss_bytes: Process -> the memory it would give back at its end.
+        uss_bytes: Process -> the memory it would give back at its end, slabs aside.
         slab_bytes: What all slabs take.
         used_bytes: What of it saves are in that somebody looks at.
         slabs_made: How many slabs were made so far.
@@ -66,7 +75,7 @@ def measure(
     Returns:
         ``growth`` after the first thousand requests, and the samples behind it.
     """
-    options.setdefault("max_model_len", 256)
+    options.setdefault("max_model_len", 512)
     say("starting the engine")
     engine = lab.start(model, name="bench-soak", mode=mode, **options)
     try:
@@ -117,6 +126,12 @@ def _install(engine: LocalEngine) -> int:
 
 
 def _run(engine: LocalEngine, requests: int, edits: list[str], say: Callable[[str], None]) -> list[Sample]:
+    say("running every number of tokens that a step can have")
+    most = min(_BATCH * _TOKENS, engine._context() - 1)
+    for tokens in range(_TOKENS, most + 1, _TOKENS):
+        prompt = [(3 * tokens + i) % 200 for i in range(tokens)]
+        engine.generate([prompt], edits=edits, max_tokens=1, temperature=0.0)
+        engine.saves.clear()  # they are larger than those that are counted, and would stay in their stead
     samples = []
     for done in range(0, requests, _BATCH):
         if done % _EVERY == 0:
@@ -133,12 +148,13 @@ def _run(engine: LocalEngine, requests: int, edits: list[str], say: Callable[[st
 
 def _prompts(start: int) -> list[list[int]]:
     """Prompts of five tokens, none like another."""
-    return [[(7 * i + 13 * j + i // 97) % 200 for j in range(5)] for i in range(start, start + _BATCH)]
+    return [[(7 * i + 13 * j + i // 97) % 200 for j in range(_TOKENS)] for i in range(start, start + _BATCH)]
 
 
 def _look(engine: LocalEngine, requests: int) -> Sample:
     gc.collect()
     engine._driver.home.flush()
+    engine.rpc(TRIM)
     figures = engine.rpc("lab_slabs")
     uss = {"kernel": _uss(None)}
     for process in sorted(processes.engine_processes(engine.id), key=lambda process: process.pid):
@@ -154,7 +170,9 @@ def _look(engine: LocalEngine, requests: int) -> Sample:
 
 
 def _uss(pid: int | None) -> int:
-    return int(psutil.Process(pid).memory_full_info().uss)
+    """What is a process's alone, slabs aside, of which the worker has every page that nobody else read."""
+    maps = psutil.Process(pid).memory_maps(grouped=False)
+    return sum(one.private_clean + one.private_dirty for one in maps if PREFIX not in one.path)
 
 
 def _told(sample: Sample) -> str:

@@ -43,7 +43,8 @@ def capture(
 
     Args:
         exception: As raised by the worker greenlet.
-        requested: Locations the block asked for so far, each with the line that asked.
+        requested: Locations the block asked for so far, each with the line that asked; the one that it
+            asked for too late is the last, also where it had asked for it before.
         order: Locations in the order the model reached them, for an out-of-order read.
     """
     traceback = getattr(exception, "__intervention_tb__", None) or exception.__traceback__
@@ -127,7 +128,12 @@ def _explained(error: WorkerError) -> str:
     if error.type_name != "OutOfOrderError":
         return error.message
     asked = dict(reversed(error.requested))
-    late = error.requested[-1][0] if error.requested else ""
+    late, at = error.requested[-1] if error.requested else ("", 0)
+    if late in error.order and at > asked[late]:
+        return (
+            f"{_shown(late)} was read again in line {at}, after the model had already passed it: keep what "
+            f"line {asked[late]} read in a variable and use that."
+        )
     if late and late in error.order:
         ranked = sorted(asked, key=lambda location: _rank(location, error.order))
         steps = ", ".join(f"{_shown(location)} (line {asked[location]})" for location in ranked)

@@ -108,6 +108,7 @@ class Call:
         live: Whether outputs are wanted as they grow, not only at the end.
         future: Resolves to None when every request is finished and collected, or to the error.
         aborted: Set when the caller gave up.
+        crowded: Whether others ran beside it, or what is left of an aborted one: its seconds say nothing.
     """
 
     requests: Sequence[LabRequest]
@@ -115,6 +116,7 @@ class Call:
     on_output: Callable[[int, RequestOutput], None] | None = None
     future: Future[None] = field(default_factory=Future)
     aborted: threading.Event = field(default_factory=threading.Event)
+    crowded: bool = False
     #: When it was submitted and over, by ``time.perf_counter()``, and the driver's ``home_s`` at submission.
     began: float = 0.0
     ended: float = 0.0

@@ -141,9 +141,12 @@ class EngineEstimates(EngineGuard):
         prompt_tokens, new = totals(demands)
         steps = self._engine_steps(demands)
         pace = self._driver.pace
-        if not pace.knows(prompt_tokens, steps):
-            longest = max(ids, key=len)
-            most = max(1, min(ENOUGH_TOKENS, self._context() - 1))
+        longest = max(ids, key=len)
+        most = max(1, min(ENOUGH_TOKENS, self._context() - 1))
+        # Again, where the first ones ran beside others or what an interrupt left.
+        for _ in range(2):
+            if pace.knows(prompt_tokens, steps):
+                break
             yield Call([probe.plain(longest, min(8, most), ENOUGH_STEPS + 1)])
             yield Call([probe.plain(longest, most, 1)])
         room = self._room()

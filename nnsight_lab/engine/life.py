@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from typing_extensions import Self
 
 from nnsight_lab.blocks.stubs import BlockEngine
-from nnsight_lab.engine import homecoming, processes
+from nnsight_lab.engine import homecoming, processes, shared_queues
 from nnsight_lab.engine.arrivals import Origin
 from nnsight_lab.engine.async_driver import AsyncDriver
 from nnsight_lab.engine.config import EngineConfig
@@ -137,6 +137,8 @@ class EngineLife:
         self._driver.home.close()
         self._driver.close()
         homecoming.remove(self.id)  # what a killed worker left
+        if not still:
+            shared_queues.reclaim_of(self.id)
         return still
 
     @property
@@ -216,7 +218,8 @@ class EngineLife:
         return BlockEngine, (self.model,)
 
     def __repr__(self) -> str:
-        return f"<LocalEngine {self.name!r}: {self.config.model}, {self.mode}, {self._state}>"
+        state = "dead" if self._state == "ready" and self._driver.dead() else self._state
+        return f"<LocalEngine {self.name!r}: {self.config.model}, {self.mode}, {state}>"
 
     # -- asking the workers ---------------------------------------------------------------------
 

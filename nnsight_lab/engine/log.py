@@ -10,11 +10,13 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import time
 from pathlib import Path
 
 from nnsight_lab.engine.processes import engine_processes
 from nnsight_lab.saves.state import state_dir
+from nnsight_lab.wire.keys import stop_file
 
 #: vLLM prefixes: "(EngineCore pid=1) ERROR 11-29 18:00:00 [core.py:1] ".
 _PREFIX = re.compile(r"^(\([^)]*\)\s*)*([A-Z]+ \d\d-\d\d \d\d:\d\d:\d\d \[[^\]]*\]\s?)?")
@@ -26,6 +28,10 @@ _CONSEQUENCE = re.compile(
     r"(EngineDeadError|Engine core initialization failed|WorkerProc initialization failed|"
     r"Executor failed|Cancelled|EngineCore encountered|See root cause|KeyboardInterrupt|SystemExit|"
     r"BrokenPipeError|ConnectionResetError|EOFError$)"
+)
+#: What vLLM writes of a process that ended by itself; what fails after that fails for it.
+_DEATH = re.compile(
+    r"(?P<kind>Worker|Engine core) proc (?P<name>\S+) died unexpectedly(?: \(exit code: (?P<code>-?\d+)\))?"
 )
 #: What the log says when a phase of a start begins, in order.
 _PHASES = (
@@ -71,6 +77,7 @@ class EngineLog:
         for old in [path for path in logs[: -cls.KEPT] if str(path) not in living]:
             old.unlink(missing_ok=True)
             old.with_suffix(".json").unlink(missing_ok=True)
+            stop_file(old).unlink(missing_ok=True)
         stamp = time.strftime("%Y%m%d-%H%M%S")
         path = (
             folder
@@ -124,10 +131,17 @@ class EngineLog:
         return found
 
     def root_cause(self) -> str:
-        """The first exception in the log that is not a consequence of another; "" when there is none."""
+        """The first exception in the log that is not a consequence of another; "" when there is none.
+
+        A process that ended without one (killed, by the system for its memory or by somebody) is one, too:
+        whatever else is in the log then, depending on who waited for whom, is a consequence.
+        """
         consequence = ""
         lines = [_PREFIX.sub("", line).rstrip() for line in self.text().splitlines()]
         for number, line in enumerate(lines):
+            death = _DEATH.search(line)
+            if death is not None:
+                return _ended(death)
             match = _EXCEPTION.match(line)
             if match is None:
                 continue
@@ -140,3 +154,17 @@ class EngineLog:
                 continue
             return said
         return consequence
+
+
+def _ended(death: re.Match[str]) -> str:
+    """``"the process VLLM::Worker-0 was killed by SIGKILL"``, and who does such things."""
+    code = int(death["code"] or 0)
+    if code >= 0:
+        how = f"ended by itself (exit code {code})" if death["code"] else "ended"
+        return f"the {death['kind'].lower()} process {death['name']} {how}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"
+    said = f"the {death['kind'].lower()} process {death['name']} was killed by {name}"
+    return f"{said} (the system's out-of-memory killer does that)" if name == "SIGKILL" else said

@@ -70,6 +70,14 @@ class EngineMeasure(EngineService):
 
     def _demands(self, requests: Sequence[LabRequest], ids: Sequence[Sequence[int]]) -> list[Demand]:
         context = self._context()
+        for index, (request, tokens) in enumerate(zip(requests, ids, strict=True)):
+            if len(tokens) >= context and not getattr(request.params, "truncate_prompt_tokens", None):
+                which = "The prompt" if len(ids) == 1 else f"Prompt {index}"
+                raise RequestRefused(
+                    f"{which} has {len(tokens):,} tokens, and the engine's context is {context:,}, one of "
+                    "which is for what is generated: shorten it, or start the engine with a larger "
+                    "max_model_len."
+                )
         return [
             probe.demand(request, len(tokens), context) for request, tokens in zip(requests, ids, strict=True)
         ]

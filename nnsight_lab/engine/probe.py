@@ -109,6 +109,7 @@ class Kind:
                 unknown = found[1].message if over else unknown
             samples[at] = Sample.of(probe.saves)
             probe.saves = probe.output = None
+            probe.parcels = {}  # they hold the memory, and the room that is looked at next would lack it
         return Growths(unknown=unknown, over=over) if unknown else Growths.through(samples)
 
 

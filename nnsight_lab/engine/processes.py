@@ -45,7 +45,7 @@ class EngineProcess:
     @property
     def orphaned(self) -> bool:
         """Whether its owner is gone."""
-        return not _owner_alive(self.owner)
+        return not owner_alive(self.owner)
 
 
 def this_owner() -> str:
@@ -53,7 +53,8 @@ def this_owner() -> str:
     return f"{os.getpid()}:{psutil.Process().create_time():.2f}"
 
 
-def _owner_alive(owner: str) -> bool:
+def owner_alive(owner: str) -> bool:
+    """Whether the process that signed so is still there."""
     pid, _, started = owner.partition(":")
     try:
         process = psutil.Process(int(pid))
@@ -139,6 +140,33 @@ def end(pids: list[int], *, grace_s: float = 5.0) -> list[int]:
             continue
     _, alive = psutil.wait_procs(alive, timeout=grace_s)
     return [process.pid for process in alive]
+
+
+def send(engine: str, number: signal.Signals) -> list[int]:
+    """Send a signal to the processes of ``engine`` that take it, and to no other: it would end those.
+
+    Returns:
+        Their pids.
+    """
+    sent = []
+    for process in engine_processes(engine):
+        if takes(process.pid, number):
+            try:
+                os.kill(process.pid, number)
+                sent.append(process.pid)
+            except OSError:
+                continue
+    return sent
+
+
+def takes(pid: int, number: signal.Signals) -> bool:
+    """Whether a process has a handler for a signal."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+    caught = next((line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:")), "0")
+    return bool(int(caught, 16) >> (number - 1) & 1)
 
 
 def wait_gone(engine: str, timeout_s: float) -> list[EngineProcess]:

@@ -6,6 +6,7 @@ this package's terms here, once, for sync and async callers alike.
 
 from __future__ import annotations
 
+import threading
 import time
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,7 +15,7 @@ from typing import Any
 
 from nnsight_lab.blocks.block import Block
 from nnsight_lab.blocks.module_paths import roots_of
-from nnsight_lab.engine import results
+from nnsight_lab.engine import processes, results
 from nnsight_lab.engine.arrivals import arrivals
 from nnsight_lab.engine.call import Call, LabRequest
 from nnsight_lab.engine.edits import EditVersion
@@ -25,11 +26,27 @@ from nnsight_lab.engine.tracer import Watcher
 from nnsight_lab.engine.waiting import Watch, await_, wait
 from nnsight_lab.errors import EngineDied
 from nnsight_lab.saves.budget import size_of
-from nnsight_lab.wire.keys import BUDGET_KEY, CLEAR, EDITS_KEY, REGISTER, TRACE_BLOCK, TRACE_KEY
+from nnsight_lab.wire.keys import (
+    BUDGET_KEY,
+    CLEAR,
+    EDITS_KEY,
+    REGISTER,
+    STOP_SIGNAL,
+    TRACE_BLOCK,
+    TRACE_KEY,
+    stop_file,
+)
 
 
 class EngineService(EngineLife):
     """An engine as the tracers see it."""
+
+    def _fresh(self) -> None:
+        super()._fresh()
+        self._crowd = threading.Lock()
+        self._under_way: dict[int, Call] = {}
+        #: Whether a call was aborted since the last one began: a step of it may still be running.
+        self._disturbed = False
 
     # -- requests -------------------------------------------------------------------------------
 
@@ -102,12 +119,29 @@ class EngineService(EngineLife):
         versions = [version for request in call.requests for version in request.edits]
         self.edits.hold(versions)
         call.future.add_done_callback(lambda _: self._let_go(versions))
+        self._enter_crowd(call)
         call.began, call.home_s = time.perf_counter(), self._driver.home_s
         self._driver.submit(call)
 
+    def _enter_crowd(self, call: Call) -> None:
+        with self._crowd:
+            call.crowded = self._disturbed or bool(self._under_way)
+            self._disturbed = False
+            for other in self._under_way.values():
+                other.crowded = True
+            self._under_way[id(call)] = call
+        call.future.add_done_callback(lambda _: self._leave_crowd(call))
+
+    def _leave_crowd(self, call: Call) -> None:
+        with self._crowd:
+            self._under_way.pop(id(call), None)
+            self._disturbed = self._disturbed or call.aborted.is_set()
+
     def _timed(self, call: Call) -> None:
-        """Note how fast a call was, without its way home."""
+        """Note how fast a call was that had the engine to itself, without its way home."""
         outputs = [request.output for request in call.requests if request.output is not None]
+        if call.crowded:
+            return
         if call.aborted.is_set() or not outputs or not all(output.finished for output in outputs):
             return
         seconds = call.ended - call.began - (self._driver.home_s - call.home_s)
@@ -129,7 +163,7 @@ class EngineService(EngineLife):
         """Wait for a call in this thread."""
         __tracebackhide__ = True
         try:
-            wait(call.future, self._watch(call, watch))
+            wait(call.future, self.watch(call, watch))
         except Exception as error:
             raise self._mapped(error) from None
         self._timed(call)
@@ -139,15 +173,21 @@ class EngineService(EngineLife):
         """Wait for a call without blocking the caller's loop."""
         __tracebackhide__ = True
         try:
-            await await_(call.future, self._watch(call, watch))
+            await await_(call.future, self.watch(call, watch))
         except Exception as error:
             raise self._mapped(error) from None
         self._timed(call)
         self._last_look(call, watch)
 
-    def _watch(self, call: Call, watch: Watcher | None) -> Watch:
+    def watch(self, call: Call, watch: Watcher | None) -> Watch:
+        """What to look at while a call is waited for."""
         tick = None if watch is None else (lambda: watch(call.progress()))
-        return Watch(died=self.died, abort=lambda: self.abort(call), tick=tick)
+        return Watch(
+            died=self.died,
+            abort=lambda: self.abort(call),
+            break_off=lambda: self.break_off(call),
+            tick=tick,
+        )
 
     def _last_look(self, call: Call, watch: Watcher | None) -> None:
         if watch is not None:
@@ -156,6 +196,12 @@ class EngineService(EngineLife):
     def abort(self, call: Call) -> Future[None] | None:
         """Abort what is left of a call."""
         return self._driver.abort(call) if self.alive else None
+
+    def break_off(self, call: Call) -> None:
+        """End the block of this call that runs at this moment, if one does: it may never end by itself."""
+        if self.alive:
+            stop_file(self.log.path).write_text("\n".join(request.id for request in call.requests))
+            processes.send(self.id, STOP_SIGNAL)
 
     # -- what comes home ------------------------------------------------------------------------
 

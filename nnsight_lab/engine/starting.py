@@ -20,7 +20,7 @@ from typing import Any
 import psutil
 
 from nnsight_lab import pins
-from nnsight_lab.engine import homecoming, models, processes
+from nnsight_lab.engine import homecoming, models, processes, shared_queues
 from nnsight_lab.engine.config import EngineConfig, check_options
 from nnsight_lab.engine.driver import Driver
 from nnsight_lab.engine.log import EngineLog
@@ -74,6 +74,7 @@ class Start:
             own = {name: options.pop(name) for name in homecoming.OPTIONS if name in options}
             check_options(options)
             homecoming.reclaim()
+            shared_queues.reclaim()
             settings = homecoming.settings(self.engine_id, own)
             self.save_budget_bytes = settings["memory_bytes"]
             options["additional_config"] = {
@@ -93,6 +94,8 @@ class Start:
             raise
         except Exception as error:
             raise self._failed(error) from None
+        with contextlib.suppress(OSError):  # a home that cannot be written to: nothing is removed later
+            shared_queues.note(self.engine_id)
         self._enter("ready")
 
     def _build(self, path: str, options: dict[str, Any]) -> None:

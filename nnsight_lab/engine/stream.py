@@ -8,6 +8,8 @@ import queue
 from collections.abc import AsyncIterator, Iterator
 from typing import TYPE_CHECKING, Any
 
+from nnsight_lab.engine.waiting import Watch, astopped, stopped
+
 if TYPE_CHECKING:
     from nnsight_lab.engine.call import Call
     from nnsight_lab.engine.service import EngineService
@@ -65,22 +67,31 @@ class Stream:
                 self._engine.abort(self._call)
 
     def _wait_a_tick(self) -> None:
+        __tracebackhide__ = True
         try:
             concurrent.futures.wait([self._call.future], timeout=_TICK_S)
             dead = self._engine.died()
             if dead is not None and not self._call.future.done():
                 raise dead
         except KeyboardInterrupt:
-            # Raised again by wait, which aborts and says so in this package's words.
-            self._engine.abort(self._call)
-            raise
+            raise stopped(self._watch()) from None
+
+    async def _await_a_tick(self, future: asyncio.Future[None]) -> None:
+        __tracebackhide__ = True
+        try:
+            await asyncio.wait([future], timeout=_TICK_S)
+        except (asyncio.CancelledError, KeyboardInterrupt):
+            raise (await astopped(self._watch())) from None
+
+    def _watch(self) -> Watch:
+        return self._engine.watch(self._call, None)
 
     async def __aiter__(self) -> AsyncIterator[Any]:
         done = False
         future = asyncio.wrap_future(self._call.future)
         try:
             while not future.done():
-                await asyncio.wait([future], timeout=_TICK_S)
+                await self._await_a_tick(future)
                 for item in self._ready():
                     yield item
                 dead = self._engine.died()

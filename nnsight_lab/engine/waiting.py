@@ -21,8 +21,10 @@ from nnsight_lab.errors import Interrupted
 T = TypeVar("T")
 
 _TICK_S = 0.05
-#: How long an interrupt waits for its abort to be carried out before it is reported anyway.
-_ABORT_S = 0.7
+#: How long an interrupt waits for its abort to be carried out: before the block is broken off, and after that
+#: before it is reported anyway.
+_ABORT_S = 0.5
+_BREAK_S = 0.7
 _DEATH_GRACE_S = 1.5
 
 STUCK = (
@@ -44,6 +46,7 @@ class Watch:
         tick: Called at most 20 times a second in the waiting thread, and once at the end.
         died: The error to raise once the engine is dead, or None while it lives.
         abort: Called when the caller is interrupted; its future is waited on briefly.
+        break_off: Called when that is not carried out in time: a block may run for ever.
     """
 
     def __init__(
@@ -51,11 +54,13 @@ class Watch:
         *,
         died: Callable[[], BaseException | None],
         abort: Callable[[], Future[None] | None] | None = None,
+        break_off: Callable[[], None] | None = None,
         tick: Callable[[], None] | None = None,
         interrupted: str = INTERRUPTED,
     ) -> None:
         self.died = died
         self.abort = abort
+        self.break_off = break_off
         self.tick = tick
         self.interrupted = interrupted
         self._dead_since: float | None = None
@@ -86,12 +91,20 @@ def wait(future: Future[T], watch: Watch) -> T:
             watch.look()
         return future.result()
     except KeyboardInterrupt:
-        aborting = watch.abort() if watch.abort is not None else None
-        if aborting is not None:
-            # A second press must not lose the abort, only the wait for it.
-            with contextlib.suppress(KeyboardInterrupt):
-                concurrent.futures.wait([aborting], timeout=_ABORT_S)
-        raise Interrupted(_outcome(aborting, watch)) from None
+        raise stopped(watch) from None
+
+
+def stopped(watch: Watch) -> Interrupted:
+    """Abort what is watched, after a keyboard interrupt; the error that says so."""
+    aborting = watch.abort() if watch.abort is not None else None
+    if aborting is not None:
+        # A second press must not lose the abort, only the wait for it.
+        with contextlib.suppress(KeyboardInterrupt):
+            concurrent.futures.wait([aborting], timeout=_ABORT_S)
+            if not aborting.done() and watch.break_off is not None:
+                watch.break_off()
+                concurrent.futures.wait([aborting], timeout=_BREAK_S)
+    return Interrupted(_outcome(aborting, watch))
 
 
 async def await_(future: Future[T], watch: Watch) -> T:
@@ -108,18 +121,26 @@ async def await_(future: Future[T], watch: Watch) -> T:
             watch.look()
         return wrapped.result()
     except (asyncio.CancelledError, KeyboardInterrupt):
-        aborting = watch.abort() if watch.abort is not None else None
-        if aborting is not None:
-            await _briefly(aborting)
-        raise InterruptedTask(_outcome(aborting, watch)) from None
+        raise (await astopped(watch)) from None
+
+
+async def astopped(watch: Watch) -> InterruptedTask:
+    """`stopped`, of a task that was cancelled."""
+    aborting = watch.abort() if watch.abort is not None else None
+    if aborting is not None:
+        await _briefly(aborting, _ABORT_S)
+        if not aborting.done() and watch.break_off is not None:
+            watch.break_off()
+            await _briefly(aborting, _BREAK_S)
+    return InterruptedTask(_outcome(aborting, watch))
 
 
 def _outcome(aborting: Future[Any] | None, watch: Watch) -> str:
     return STUCK if aborting is not None and not aborting.done() else watch.interrupted
 
 
-async def _briefly(aborting: Future[Any]) -> None:
+async def _briefly(aborting: Future[Any], timeout_s: float) -> None:
     try:
-        await asyncio.wait([asyncio.wrap_future(aborting)], timeout=_ABORT_S)
+        await asyncio.wait([asyncio.wrap_future(aborting)], timeout=timeout_s)
     except asyncio.CancelledError:
         return

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+from pathlib import Path
+
 #: In ``SamplingParams.extra_args``: the pickled block of a trace (bytes).
 TRACE_KEY = "lab_trace"
 #: In ``SamplingParams.extra_args``: the edits a request runs, as ``[registration id, ...]`` in order.
@@ -24,8 +27,19 @@ RELEASE = "lab_release"
 FREE = "lab_free"
 LENS = "lab_lens"
 COUNT = "nnsight_request_count"
+#: Memory that is free in a worker's heap goes back to the system.
+TRIM = "lab_trim"
 
 #: Set for the processes of an engine while it starts: which engine, whose, and where to log.
 ENGINE_ENV = "NNSIGHT_LAB_ENGINE"
 OWNER_ENV = "NNSIGHT_LAB_OWNER"
 LOG_ENV = "NNSIGHT_LAB_LOG"
+
+#: Asks a worker to break off the block that runs, where its request is named in `stop_file`. Its default
+#: action ends a process, so it is sent to those only that take it.
+STOP_SIGNAL = signal.SIGUSR2
+
+
+def stop_file(log: Path) -> Path:
+    """Where the requests that were given up are named, beside the engine's log."""
+    return log.with_suffix(".stop")

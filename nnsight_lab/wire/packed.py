@@ -77,7 +77,8 @@ def unpack(packed: Packed, open_extent: Callable[[Extent], torch.Tensor]) -> Any
     if type(specs) is not list:
         raise WireError("the message's tensors are no list")
     memory = open_extent(packed.extent) if specs else torch.empty(0, dtype=torch.uint8)
-    views = [_view(memory, spec) for spec in specs]
+    typed: dict[str, torch.Tensor] = {}
+    views = [_view(memory, spec, typed) for spec in specs]
 
     def get(handle: Handle) -> torch.Tensor:
         if type(handle) is not int or not 0 <= handle < len(views):
@@ -87,7 +88,11 @@ def unpack(packed: Packed, open_extent: Callable[[Extent], torch.Tensor]) -> Any
     return unflatten(node, get)
 
 
-def _view(memory: torch.Tensor, spec: object) -> torch.Tensor:
+def _view(memory: torch.Tensor, spec: object, typed: dict[str, torch.Tensor]) -> torch.Tensor:
+    """One tensor over ``memory``; ``typed`` has the whole of it in each dtype that was met before.
+
+    A slice of the memory in its dtype would be three calls of torch for each of hundreds; this is one.
+    """
     if type(spec) is not list or len(spec) != 3:
         raise WireError(f"the message describes a tensor as {spec!r:.80}")
     offset, name, shape = spec
@@ -99,4 +104,12 @@ def _view(memory: torch.Tensor, spec: object) -> torch.Tensor:
         raise WireError(f"a tensor of {count} bytes at {offset} does not lie in {memory.numel()} bytes")
     if count == 0:
         return torch.empty(sizes, dtype=dtype)
-    return memory[offset : offset + count].view(dtype).view(sizes)
+    whole = typed.get(name)
+    if whole is None:
+        # The widest dtype divides ALIGN, and what is past its last multiple holds no tensor's end.
+        whole = typed[name] = memory[: memory.numel() // ALIGN * ALIGN].view(dtype)
+    strides, step = [], 1
+    for size in reversed(sizes):
+        strides.append(step)
+        step *= size
+    return whole.as_strided(sizes, strides[::-1], offset // dtype.itemsize)

@@ -46,6 +46,8 @@ _AS_INTEGERS: Final[dict[torch.dtype, torch.dtype]] = {
     if name in ("bfloat16", "complex32") or name.startswith(("float8", "float4"))
 }
 
+_PAIRS_OF_NUMBERS: Final = frozenset(dtype for name, dtype in DTYPES.items() if name.startswith("float4"))
+
 NUMPY_DTYPES: Final[dict[str, np.dtype[Any]]] = {
     dtype.str: dtype for order in "<>" for code in _NUMPY_CODES for dtype in [np.dtype(order + code)]
 }
@@ -88,6 +90,9 @@ def _has_its_memory(tensor: torch.Tensor) -> bool:
     """Whether the storage still reaches as far as the tensor does; reading past it ends the process."""
     if tensor.numel() == 0:
         return True
+    if tensor.is_contiguous():  # nearly all are; their last element is their numel-th
+        reach = (tensor.storage_offset() + tensor.numel()) * tensor.element_size()
+        return bool(reach <= tensor.untyped_storage().nbytes())
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     needed = (tensor.storage_offset() + last + 1) * tensor.element_size()
     return bool(needed <= tensor.untyped_storage().nbytes())
@@ -99,7 +104,7 @@ def settled(tensor: torch.Tensor) -> torch.Tensor:
         tensor = tensor.resolve_conj()
     if tensor.is_neg():
         tensor = tensor.resolve_neg()
-    if NAMES[tensor.dtype].startswith("float4") and not tensor.is_contiguous():
+    if tensor.dtype in _PAIRS_OF_NUMBERS and not tensor.is_contiguous():
         # torch copies no float4 by its elements, but bytes.
         tensor = tensor.view(torch.uint8).contiguous().view(tensor.dtype)
     return tensor

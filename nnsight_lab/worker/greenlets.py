@@ -68,6 +68,9 @@ class BlockMediator(Mediator):
         nnsight_saved: The names it saved, as of the last step.
         lab_error: What it raised, as data.
         parcel: What it saved, packed to leave; None until then.
+        rider_of: The id of the request that it runs for.
+        ended: Where it puts itself down once its code has run; None where nobody asks.
+        late: What it was still waiting for, and the line, when its request was over.
     """
 
     def __init__(self, block: Block, code: CodeType) -> None:
@@ -79,6 +82,9 @@ class BlockMediator(Mediator):
         self.nnsight_saved: set[str] = set()
         self.lab_error: WorkerError | None = None
         self.parcel: Parcel | None = None
+        self.rider_of = ""
+        self.ended: list[BlockMediator] | None = None
+        self.late: tuple[str, int] | None = None
 
     def switch(self, *args: Any) -> Any:
         try:
@@ -88,6 +94,9 @@ class BlockMediator(Mediator):
         except BaseException as error:
             # SystemExit and its like would go through the forward and end the engine for everybody.
             raise ExitedBlock(error) from None
+        finally:
+            if self.ended is not None and not self.alive:
+                self.ended.append(self)
         provider = None if pending is None else pending.provider
         if provider is not None and provider not in self.requested and len(self.requested) < _REMEMBERED:
             self.requested[provider] = self._line()
@@ -107,6 +116,12 @@ class BlockMediator(Mediator):
         finally:
             batcher.visit.write_back()
             batcher.visit = outer
+
+    def note_late(self) -> None:
+        """Note what it waits for in vain: a location that it had asked for before may be it, too."""
+        provider = None if self.pending is None else self.pending.provider
+        if provider is not None:
+            self.late = (provider, self._line())
 
     def _line(self) -> int:
         frame = self.worker.gr_frame if self.worker is not None else None

@@ -59,6 +59,8 @@ class LabRequests(Requests):
         self.courier = courier
         #: What was collected and may still be on its way into shared memory.
         self.leaving: list[Parcel] = []
+        #: Blocks whose code has run since they were last packed; None where packing early gains nothing.
+        self.ended: list[BlockMediator] | None = [] if courier.overlaps else None
 
     # -- edits ---------------------------------------------------------------------------------
 
@@ -100,14 +102,19 @@ class LabRequests(Requests):
                     )
                     continue
                 request.names[registration_id] = template.name
-                request.copies[registration_id] = BlockMediator(template.block, template.code)
+                mediator = BlockMediator(template.block, template.code)
+                request.copies[registration_id] = self._aboard(mediator, request)
             if payload is None:
                 continue
             try:
                 block: Block = loads(payload, persistent_objects=persistent_objects)
-                request.mediator = BlockMediator(block, block.compile())
+                request.mediator = self._aboard(BlockMediator(block, block.compile()), request)
             except Exception as exception:
                 request.error = errors.capture(exception)
+
+    def _aboard(self, mediator: BlockMediator, request: LabRequest) -> BlockMediator:
+        mediator.rider_of, mediator.ended = request.id, self.ended
+        return mediator
 
     def refuse_chunked(self, spans: list[tuple[str, int]], states: dict[str, Any]) -> None:
         """A prompt that arrives in pieces is an error for every block that would read it."""
@@ -153,6 +160,7 @@ class LabRequests(Requests):
         """End a block still parked when its request is over: an error, unless a loop outran the request."""
         if mediator is None or not mediator.alive or mediator.pending is None:
             return
+        mediator.note_late()
         error, expected = dangling_unwind(mediator)
         try:
             mediator.worker.throw(error)
@@ -173,16 +181,16 @@ class LabRequests(Requests):
         Asked for as soon as the forward is launched too: sampling waits for the device, and hundreds of
         copies that are enqueued only after that keep it waiting.
         """
-        if not self.courier.overlaps:
-            return
-        for request in self.requests.values():
-            copies = request.copies.values() if self.answers_edits else ()
-            own = [request.mediator] if self.answers_traces and request.mediator is not None else []
-            for mediator in [*copies, *own]:
-                ended = mediator.worker is not None and not mediator.alive
-                if ended and mediator.parcel is None and mediator.batch_group is not None:
-                    self.record(mediator)
-                    self._pack(mediator, request)
+        while self.ended:
+            mediator = self.ended.pop()
+            request = self.requests.get(mediator.rider_of)
+            if request is None:
+                continue  # collected or aborted meanwhile
+            answers = self.answers_traces if mediator is request.mediator else self.answers_edits
+            # An open cache goes on to see every step until the request is over.
+            if answers and mediator.parcel is None and not mediator.caches:
+                self.record(mediator)
+                self._pack(mediator, request)
 
     def collect(self, ids: set[str], outputs: dict[str, Any]) -> list[RequestSaves]:
         """Wind up the finished requests named by ``ids`` and take what their blocks saved.
@@ -265,9 +273,12 @@ class LabRequests(Requests):
         values = {name: plain(value) for name, value in saved.items()}
         mediator.parcel = self.courier.pack(values, allowed_bytes=request.allowed_bytes)
 
-    def _capture(self, mediator: Any, exception: BaseException) -> WorkerError:
+    def _capture(self, mediator: BlockMediator, exception: BaseException) -> WorkerError:
+        requested = list(mediator.requested.items())
+        if mediator.late is not None:  # last, which is how the kernel knows it
+            requested.append(mediator.late)
         return errors.capture(
             exception,
-            requested=list(getattr(mediator, "requested", {}).items()),
+            requested=requested,
             order=self.interleaver.counts if self.interleaver is not None else (),
         )

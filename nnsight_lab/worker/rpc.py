@@ -48,6 +48,10 @@ class LabRPC:
         figures: dict[str, Any] = self.model_runner.lab_slabs()
         return figures
 
+    def lab_trim(self) -> bool:
+        """Give memory that is free in the C heap back to the system; whether there was a way to."""
+        return bool(self.model_runner.heap.trim(at_once=True))
+
     def nnsight_request_count(self) -> int:
         """How many requests with blocks this worker still tracks: 0 when all have gone home."""
         return len(self.model_runner.nnsight_requests.requests)

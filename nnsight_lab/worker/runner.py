@@ -15,9 +15,10 @@ from vllm.distributed.parallel_state import get_pp_group, get_tp_group, get_worl
 from nnsight_lab import pins
 from nnsight_lab.wire.codec import decode, encode
 from nnsight_lab.wire.keys import SAVES_CONFIG
-from nnsight_lab.worker import looking
+from nnsight_lab.worker import looking, stopping
 from nnsight_lab.worker.batching import LabBatcher, LabInterleaver
 from nnsight_lab.worker.courier import Courier
+from nnsight_lab.worker.heap import Heap
 from nnsight_lab.worker.requests import LabRequests
 
 
@@ -29,6 +30,7 @@ class LabRunner(NNsightGPUModelRunner):
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         super().load_model(*args, **kwargs)
         pins.marks_by_block()
+        stopping.listen()
         interleaver = self.nnsight_model.interleaver
         interleaver.__class__ = LabInterleaver
         interleaver.spliced = {}
@@ -37,6 +39,7 @@ class LabRunner(NNsightGPUModelRunner):
         # The rank over tensor and pipeline parallelism: each worker has slabs of its own.
         self.lab_rank = get_world_group().rank
         self.courier = Courier(settings, self.lab_rank, self.device)
+        self.heap = Heap(on_cpu=self.device.type == "cpu")
         # Reads are gathered, so every rank of a tensor-parallel group holds the same values: one
         # moves them. Pipeline stages each answer for the layers they have.
         self.nnsight_requests = LabRequests(
@@ -88,6 +91,7 @@ class LabRunner(NNsightGPUModelRunner):
             The files given up since this was last asked, whatever for.
         """
         self._take_back(extents)
+        self.heap.trim()  # asked between calls, where nobody waits for it
         return self.courier.given_up()
 
     def lab_slabs(self) -> dict[str, Any]:

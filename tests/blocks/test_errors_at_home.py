@@ -109,6 +109,19 @@ def test_a_read_out_of_order_is_told_with_the_order_that_works():
     assert f"the order that works: {works}" in said
 
 
+def test_a_value_that_was_read_again_too_late_is_told_to_be_kept():
+    order = tuple(f"model.model.layers.{index}.output" for index in range(4))
+    error = WorkerError(
+        "OutOfOrderError",
+        "upstream's words",
+        requested=((order[1], 5), (order[3], 6), (order[1], 8)),
+        order=(order[1], order[3]),
+    )
+    said = str(block_error(error, block="trace"))
+    assert "model.model.layers[1].output was read again in line 8, after the model had already passed" in said
+    assert "keep what line 5 read" in said
+
+
 def test_a_location_that_was_never_reached_says_so():
     error = WorkerError("OutOfOrderError", "upstream's words", requested=(("model.logits.i1", 5),), order=())
     assert "model.logits.i1 was never reached" in str(block_error(error, block="trace"))

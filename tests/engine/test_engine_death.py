@@ -52,10 +52,14 @@ def test_killing_a_process_ends_every_wait_and_a_restart_brings_the_edits_back(e
         assert noticed - killed < 3
         assert "`%engine restart` brings it back with its edits" in str(error)
         assert error.cause
+        if victim == "Worker":  # whoever waits, on whichever kind of engine, is told the same
+            assert "Worker" in error.cause
+            assert "was killed by SIGKILL" in error.cause
         assert len(str(error).splitlines()) == 1
 
     assert not engine.alive
     assert engine.status().state == "dead"
+    assert repr(engine).endswith(f"{engine.mode}, dead>")
     for call in (lambda: engine.generate(CAT), lambda: engine.trace(CAT), engine.request_count):
         with pytest.raises(EngineDied):
             call()

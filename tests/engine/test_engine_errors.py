@@ -193,6 +193,29 @@ def test_reading_out_of_order_is_an_error_that_says_the_order(engine):
     assert late.shape == (16, 128)
 
 
+def test_of_several_reads_out_of_order_the_one_that_waited_is_named(engine):
+    model = engine.model
+    with pytest.raises(TraceError, match="the order that works") as raised, engine.trace(TOWER, **GREEDY):
+        third = model.model.layers[3].output[0].save()
+        second = model.model.layers[2].output[0].save()  # the first that is too late
+        first = model.model.layers[1].output[0].save()
+    assert_placed(raised.value, "the first that is too late")
+    assert "model.model.layers[2].output was read after" in str(raised.value)
+
+
+def test_a_value_that_is_read_again_too_late_is_named_with_both_lines(engine):
+    model = engine.model
+    with pytest.raises(TraceError) as raised, engine.trace(TOWER, **GREEDY):
+        first = model.model.layers[1].output[0].save()
+        second = model.model.layers[2].output[0].save()
+        again = model.model.layers[1].output[0].save()  # a second time
+    assert_placed(raised.value, "a second time")
+    number = line_of("a second time")
+    said = f"model.model.layers[1].output was read again in line {number}"
+    assert said in str(raised.value)
+    assert f"keep what line {number - 2} read" in str(raised.value)
+
+
 def test_reading_out_of_order_in_an_edit_is_an_error_too(engine):
     model = engine.model
     with engine.edit("muddled"):

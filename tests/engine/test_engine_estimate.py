@@ -94,6 +94,43 @@ def test_an_estimate_refuses_what_the_model_does_not_have(engine):
         engine.estimate(CAT, edits=["none"])
 
 
+def test_an_estimate_and_the_guard_refuse_a_prompt_longer_than_the_context(engine, submitted):
+    model = engine.model
+    with engine.edit("probe"):
+        hidden = model.model.layers[0].output[0].save()
+    long = [[1] * engine._context()]
+    said = r"The prompt has 1,024 tokens, and the engine's context is 1,024"
+    with pytest.raises(RequestRefused, match=said):
+        engine.estimate(*long)
+    with pytest.raises(RequestRefused, match=said):
+        engine.estimate(*long, edits=["probe"])
+    with pytest.raises(RequestRefused, match="Prompt 1 has 1,024 tokens"):
+        engine.estimate([[1, 2], *long])
+    assert submitted == []
+    with pytest.raises(RequestRefused, match="longer than the maximum model length"):
+        engine.generate(*long)  # what it would be told without an estimate
+    assert engine.estimate([1] * (engine._context() - 1)).prompt_tokens == engine._context() - 1
+
+
+def test_a_call_beside_others_or_right_after_an_interrupt_does_not_count_as_the_engines_pace(engine):
+    noted = []
+    pace = engine._driver.pace
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pace, "call", lambda *figures: noted.append(figures))
+        engine.generate(CAT, **GREEDY)
+        assert len(noted) == 1
+        stream = iter(engine.stream(TOWER, max_tokens=900, ignore_eos=True))
+        next(stream)
+        engine.generate(CAT, **GREEDY)
+        stream.close()
+        until(lambda: not engine._under_way, 5, "the stream was not aborted")
+        engine.generate(CAT, **GREEDY)
+        assert len(noted) == 1
+        engine.generate(CAT, **GREEDY)
+        assert len(noted) == 2
+    freed(engine)
+
+
 @pytest.mark.parametrize("max_tokens", [1, 2, 3, 5, 20])
 def test_a_block_is_measured_to_the_byte_and_not_run(engine, submitted, max_tokens):
     model = engine.model
@@ -242,6 +279,14 @@ def test_a_request_over_its_own_budget_stops_the_call(engine, submitted):
     with engine.trace([CAT, CAT], save_budget="5KB", **GREEDY):
         hidden = model.model.layers[0].output[0].save()
     assert len(hidden) == 2
+
+
+def test_what_a_probe_saved_does_not_count_as_used(small):
+    model = small.model
+    with small.trace([[1] * 120], max_tokens=1, estimate=True) as tracer:
+        wide = model.model.layers[0].output[0].repeat(1, 4).save()
+    assert tracer.estimate.saved_bytes == 120 * 4 * ROW
+    assert tracer.estimate.budget_bytes == 10**6
 
 
 def test_a_cell_over_budget_is_stopped_before_it_runs(small, monkeypatch):

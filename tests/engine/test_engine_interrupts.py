@@ -9,7 +9,7 @@ import contextlib
 import pytest
 
 from nnsight_lab.errors import Interrupted, TraceError
-from tests.waiting import CAT, GREEDY, LONG, TOWER, freed, interrupt, until, when_running
+from tests.waiting import CAT, GREEDY, LONG, TOWER, freed, in_background, interrupt, until, when_running
 
 
 @pytest.fixture
@@ -80,6 +80,32 @@ def test_an_interrupted_stream_is_aborted(probed):
     with pytest.raises(KeyboardInterrupt):
         for _ in probed.stream([TOWER, CAT], **LONG):
             interrupt()
+    only_its_own(probed)
+
+
+def test_an_interrupt_while_a_stream_waits_is_said_in_one_line(probed):
+    pressed = when_running(probed, interrupt, requests=2)
+    with pytest.raises(Interrupted, match="the engine is still loaded"):
+        for _ in probed.stream([TOWER, CAT], **LONG):
+            pass
+    pressed()
+    only_its_own(probed)
+
+
+@pytest.mark.asyncio
+async def test_a_cancelled_async_stream_is_said_in_one_line_and_is_a_cancellation(probed):
+    async def read():
+        async for _ in probed.stream([TOWER, CAT], **LONG):
+            pass
+
+    task = asyncio.create_task(read())
+    while await asyncio.to_thread(probed.request_count) < 2:
+        assert not task.done()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError) as raised:
+        await task
+    assert isinstance(raised.value, Interrupted)
+    assert str(raised.value) == "the requests of this cell were aborted; the engine is still loaded."
     only_its_own(probed)
 
 
@@ -165,4 +191,60 @@ def test_a_call_that_is_abandoned_while_another_waits_frees_the_engine_for_it(pr
     stream.close()
     (output,) = probed.generate(CAT, **GREEDY)
     assert output.saves["rows"] == [4, 1, 1]
+    only_its_own(probed)
+
+
+def pressed_in(flag):
+    """Press stop once the block has made the file."""
+    return in_background(lambda: (until(flag.exists, 30, "the block did not begin"), interrupt()))
+
+
+def test_a_block_that_never_ends_is_broken_off_and_its_neighbours_go_on(probed, tmp_path):
+    model = probed.model
+    flag = tmp_path / "begun"
+    going = in_background(lambda: probed.generate(TOWER, max_tokens=200, temperature=0, ignore_eos=True))
+    until(lambda: probed.request_count() == 1, 30)
+    pressed = pressed_in(flag)
+    with pytest.raises(Interrupted, match="the engine is still loaded"), probed.trace(CAT, **GREEDY):
+        hidden = model.model.layers[0].output[0].save()
+        open(str(flag), "w").close()
+        while True:
+            pass
+    pressed()
+    (output,) = going()
+    assert output.saves["rows"] == [16] + [1] * 199
+    only_its_own(probed)
+
+
+def test_a_block_that_catches_exceptions_is_broken_off_too(probed, tmp_path):
+    model = probed.model
+    flag = tmp_path / "begun"
+    pressed = pressed_in(flag)
+    with pytest.raises(Interrupted, match="the engine is still loaded"), probed.trace([CAT, TOWER], **GREEDY):
+        open(str(flag), "w").close()
+        while True:
+            try:
+                model.lm_head.weight.sum()
+            except Exception:
+                caught = True
+    pressed()
+    only_its_own(probed)
+
+
+@pytest.mark.asyncio
+async def test_a_block_that_never_ends_is_broken_off_when_its_task_is_cancelled(probed, tmp_path):
+    flag = tmp_path / "begun"
+
+    async def traced():
+        async with probed.trace(CAT, **GREEDY):
+            open(str(flag), "w").close()
+            while True:
+                pass
+
+    task = asyncio.create_task(traced())
+    await asyncio.to_thread(until, flag.exists, 30)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError) as raised:
+        await task
+    assert "the engine is still loaded" in str(raised.value)
     only_its_own(probed)

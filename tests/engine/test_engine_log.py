@@ -29,12 +29,33 @@ def log_of(name):
         ),
         ("out_of_memory_on_a_gpu", "torch.OutOfMemoryError: CUDA out of memory."),
         ("only_consequences", "RuntimeError: Engine core initialization failed. See root cause above."),
+        ("killed_worker_async", "the worker process VLLM::Worker-0 was killed by SIGKILL"),
         ("nothing_wrong", ""),
     ],
 )
 def test_the_root_cause_is_the_first_exception_that_is_no_consequence(name, cause):
     found = log_of(name).root_cause()
     assert found.startswith(cause) if cause else found == ""
+
+
+def test_a_process_that_died_is_the_cause_only_where_no_exception_came_before(tmp_path):
+    death = "ERROR 11-29 18:00:09 [x.py:1] Worker proc VLLM::Worker-0 died unexpectedly (exit code: {}), so\n"
+    path = tmp_path / "some.log"
+    for code, said in (
+        (-9, "killed by SIGKILL"),
+        (-11, "killed by SIGSEGV"),
+        (3, "ended by itself (exit code 3)"),
+    ):
+        path.write_text(
+            "asyncio.exceptions.CancelledError: cancelled\n" + death.format(code) + "ValueError: x\n"
+        )
+        assert said in EngineLog(path).root_cause()
+    path.write_text("ValueError: the cause\n" + death.format(1))
+    assert EngineLog(path).root_cause() == "ValueError: the cause"
+    path.write_text(
+        "ERROR 11-29 18:00:09 [x.py:1] Engine core proc EngineCore died unexpectedly, shutting down\n"
+    )
+    assert EngineLog(path).root_cause() == "the engine core process EngineCore ended"
 
 
 @pytest.mark.parametrize(

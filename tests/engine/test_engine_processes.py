@@ -10,8 +10,9 @@ import psutil
 import pytest
 
 from nnsight_lab.engine import processes
+from nnsight_lab.wire.keys import STOP_SIGNAL
 from nnsight_lab.worker import process as worker_process
-from tests.waiting import until
+from tests.waiting import CAT, GREEDY, pid_of, until
 
 
 @pytest.fixture
@@ -151,3 +152,10 @@ def test_the_plugin_leaves_other_processes_of_vllm_alone(spawn):
     )
     spawn(code)
     spawn(code, **marks("test-engine-1"))  # marked, and yet no child of vLLM's
+
+
+def test_a_signal_reaches_only_processes_that_take_it(engine):
+    sent = processes.send(engine.id, STOP_SIGNAL)
+    assert sent == [pid_of(engine, "Worker")]  # the others would be ended by it
+    assert engine.generate(CAT, **GREEDY)[0].finished
+    assert engine.alive

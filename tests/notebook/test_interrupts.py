@@ -38,6 +38,7 @@ CELLS = {
     "a plain generate": Busy(f"engine.generate({LONG}, {WATCH})", "stream"),
     "a trace cell": Busy(f"%%trace {LONG}\nlogits = model.logits.save()\n", "update_display_data"),
     "an awaited generate": Busy(f"await engine.agenerate({LONG}, {WATCH})", "stream"),
+    "an awaited stream": Busy(f"async for output in engine.stream({LONG}):\n    print('busy')", "stream"),
     "a trace of many prompts": Busy(
         "%%trace ['Once'] * 32, max_tokens=900, ignore_eos=True\n"
         "for step in tracer.all():\n    hidden = model.model.layers[3].output[0].save()\n",
@@ -74,7 +75,7 @@ def _is_error(message: Message) -> bool:
     return bool(message["msg_type"] == "error")
 
 
-@pytest.mark.parametrize("what", [*CELLS][:3])
+@pytest.mark.parametrize("what", [*CELLS][:4])
 def test_the_stop_button_stops_the_cell_and_not_the_engine(kernel: Kernel, what: str) -> None:
     stop(kernel, CELLS[what])
 
@@ -92,7 +93,7 @@ def test_stopping_many_requests_with_blocks_forgets_them_all(kernel: Kernel) -> 
 
 @newest
 def test_a_cell_can_be_stopped_again_and_again(kernel: Kernel) -> None:
-    for what in [*CELLS][:3] * 2:
+    for what in [*CELLS][:4] * 2:
         stop(kernel, CELLS[what])
 
 

@@ -1,0 +1,37 @@
+"""What hundreds of requests under a saving edit leave behind in any process: nothing that adds up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nnsight_lab.bench import soak
+
+#: Far less than what a request saves (10 kB), and less than one page of memory for each.
+BYTES_A_REQUEST = 2_500
+
+
+def test_requests_that_save_leave_no_memory_behind_in_any_process(engine: Any) -> None:
+    saved_bytes = soak._install(engine)
+    assert saved_bytes == 4 * 5 * 128 * 4  # four layers, five tokens, float32
+    kept, engine.saves.max_requests = engine.saves.max_requests, 20
+
+    def run(requests: int) -> None:
+        # One by one: how a batch is split into steps is chance, and each new number of tokens costs once.
+        for prompt in (soak._prompts(0) * requests)[:requests]:
+            (output,) = engine.generate([prompt], edits=["all"], max_tokens=1, temperature=0.0)
+            assert len(output.saves["streams"]) == 4
+
+    try:
+        run(300)
+        before = soak._look(engine, 0)
+        run(600)
+        grown = soak.growth([before, soak._look(engine, 600)])
+    finally:
+        engine.saves.max_requests = kept
+        engine.saves.clear()
+    assert grown.keys() == {"kernel", "EngineCore", "Worker", "slabs"}
+    assert all(found["bytes_per_request"] < BYTES_A_REQUEST for found in grown.values()), grown
+
+
+def test_free_memory_of_a_cpu_worker_goes_back_to_the_system_when_asked(engine: Any) -> None:
+    assert engine.rpc("lab_trim") == [True]
