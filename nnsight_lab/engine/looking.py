@@ -22,6 +22,7 @@ from nnsight_lab.engine.service import EngineService
 from nnsight_lab.errors import BlockError, LensRefused, RequestRefused
 from nnsight_lab.lens.attention import Attention
 from nnsight_lab.lens.logit_lens import LogitLens
+from nnsight_lab.lens.shown import Several
 from nnsight_lab.wire.codec import decode, encode
 from nnsight_lab.wire.keys import LENS
 
@@ -171,7 +172,7 @@ class Looking(EngineService):
         )
         if question.stream is None:
             lenses: list[LogitLens] = yield from self._prompts_of(question, "logit_lens", edits)
-            return lenses if question.several else lenses[0]
+            return Several(lenses) if question.several else lenses[0]
         lens: LogitLens = yield from self._lens_of_stream(question, question.stream)
         return lens
 
@@ -210,7 +211,7 @@ class Looking(EngineService):
             self, prompts, layers=layers, heads=heads, queries=queries, dtype=dtype, max_bytes=max_bytes
         )
         found: list[Attention] = yield from self._prompts_of(question, "attention", edits)
-        return found if question.several else found[0]
+        return Several(found) if question.several else found[0]
 
     def _prompts_of(self, question: Question[T], what: str, edits: Sequence[str] | None) -> Steps[list[T]]:
         """Ask of every prompt, in as many calls as keep the worker's memory bounded."""
