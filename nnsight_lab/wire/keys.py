@@ -22,7 +22,7 @@ REGISTER = "lab_register"
 CLEAR = "lab_clear"
 RELEASE = "lab_release"
 FREE = "lab_free"
-LENS = "lab_lens"
+LOOK = "lab_look"
 COUNT = "nnsight_request_count"
 
 #: Set for the processes of an engine while it starts: which engine, whose, and where to log.
