@@ -25,7 +25,8 @@ from nnsight_lab.engine.questions import (
     Question,
 )
 from nnsight_lab.engine.service import EngineService
-from nnsight_lab.errors import BlockError, LensRefused, RequestRefused, nearest
+from nnsight_lab.engine.waiting import INTERRUPTED
+from nnsight_lab.errors import BlockError, Interrupted, LensRefused, RequestRefused, nearest
 from nnsight_lab.lens.attention import Attention
 from nnsight_lab.lens.logit_lens import LogitLens
 from nnsight_lab.lens.shown import Several
@@ -295,6 +296,10 @@ class Looking(EngineService):
                     self.wait(step)
                 else:
                     answer = self.waited(step)
+        except KeyboardInterrupt as pressed:  # between two waits too
+            if isinstance(pressed, Interrupted):
+                raise
+            raise Interrupted(INTERRUPTED) from None
         finally:
             steps.close()  # an interrupt ends the wait, and the look with it
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 from dataclasses import dataclass
 from html import escape
-from typing import Final
+from typing import ClassVar, Final
 
 import numpy as np
 import torch
@@ -41,6 +41,8 @@ class Attention(Shown):
     queries: tuple[int, ...]
     token_ids: tuple[int, ...]
     tokens: tuple[str, ...]
+
+    view: ClassVar[str] = "nnsight_lab.widgets.attention:AttentionView"
 
     def pattern(self, layer: int, head: int) -> torch.Tensor:
         """One head's pattern ``[query, key]``, by the model's own numbers.

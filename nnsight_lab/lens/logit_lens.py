@@ -81,7 +81,7 @@ class LogitLens(Shown):
         if self.final_ids is not None and self.positions:
             said = f", at the end {self.final_tokens[-1]!r}"
         return (
-            f"<LogitLens {len(self.layers)} layers x {len(self.positions)} positions, "
+            f"<LogitLens {_many(len(self.layers), 'layer')} x {_many(len(self.positions), 'position')}, "
             f"top {self.top_ids.shape[-1]}{said}>"
         )
 
@@ -145,3 +145,7 @@ class LogitLens(Shown):
         ]
         lines.append(f"entropy {float(self.entropy[layer, position]):.2f} nats")
         return Cell(self.texts[ids[0]], shares[0], "\n".join(lines))
+
+
+def _many(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

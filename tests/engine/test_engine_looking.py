@@ -333,3 +333,17 @@ def test_prompts_that_are_none_are_refused(engine):
     with pytest.raises(EngineNotStarted):
         lab.logit_lens(TOWER, engine="nobody")
     freed(engine)
+
+
+def test_a_model_without_patterns_says_why_in_the_place_of_the_view(engine, monkeypatch):
+    def refused(layer):
+        raise LensRefused("its attention (MLAAttention) works on compressed keys (MLA)")
+
+    monkeypatch.setattr(questions, "attention_form", refused)
+    with pytest.raises(LensRefused) as raised:
+        engine.attention(TOWER, layers=2)
+    (line,) = raised.value._render_traceback_()
+    assert line.endswith(
+        "Layer 2 has no pattern that would be right: its attention (MLAAttention) works on compressed keys "
+        "(MLA)."
+    )

@@ -31,3 +31,4 @@ export const CHANGED = 'changed';
 export const PROMPT = 'prompt';
 export const CELLS = 'cells';
 export const CELL = 'cell';
+export const HEADS = 'heads';

@@ -50,6 +50,10 @@ export class Sheet {
   cursor: Place | null = null;
   /** The column that is chosen. */
   chosen: number | null = null;
+  /** The cell that is chosen, where cells are chosen and not columns. */
+  chosenCell: Place | null = null;
+  /** Cells are as high as wide, and hold a picture. */
+  square = false;
   #area = element('div', { class: 'nnl-sheet-area', role: 'presentation' });
   #canvas = element('canvas', { class: 'nnl-sheet-canvas', 'aria-hidden': 'true' });
   #row = element('div', { role: 'row', class: 'nnl-hidden' });
@@ -97,7 +101,7 @@ export class Sheet {
 
   get high(): number {
     const { width } = this;
-    return width < TEXT_WIDTH ? Math.max(4, Math.min(width, 16)) : 4 + 16 * this.#lines;
+    return this.square ? width : width < TEXT_WIDTH ? Math.max(4, Math.min(width, 16)) : 4 + 16 * this.#lines;
   }
 
   /** Whether a cell has room for a text. */
@@ -106,7 +110,7 @@ export class Sheet {
   }
 
   get #top(): number {
-    return this.width >= 36 ? 22 : this.width >= 12 ? 64 : 22;
+    return this.square ? 22 : this.width >= 36 ? 22 : this.width >= 12 ? 64 : 22;
   }
 
   /** Another table; its end is shown first, where a prompt ends. */
@@ -115,8 +119,8 @@ export class Sheet {
     this.#columns = columns;
     this.root.setAttribute('aria-rowcount', String(rows));
     this.root.setAttribute('aria-colcount', String(columns));
-    this.cursor = { row: 0, column: columns - 1 };
-    this.#toEnd = true;
+    this.cursor = { row: 0, column: this.square ? 0 : columns - 1 };
+    this.#toEnd = !this.square;
     this.#laid();
   }
 
@@ -177,7 +181,8 @@ export class Sheet {
       const { row, column } = this.cursor;
       this.#row.setAttribute('aria-rowindex', String(row + 1));
       this.#cell.setAttribute('aria-colindex', String(column + 1));
-      this.#cell.setAttribute('aria-selected', String(column === this.chosen));
+      const selected = this.square ? this.chosenCell?.row === row && this.chosenCell.column === column : column === this.chosen;
+      this.#cell.setAttribute('aria-selected', String(selected));
       say(this.#head, this.hooks.rowHead(row));
       say(this.#cell, this.hooks.spoken(this.cursor));
       this.root.setAttribute('aria-activedescendant', this.#cell.id);
@@ -287,6 +292,9 @@ export class Sheet {
   }
 
   #drawMarks(context: CanvasRenderingContext2D, accent: string, height: number): void {
+    if (this.chosenCell) {
+      frame(context, this.#box(this.chosenCell), accent);
+    }
     if (this.chosen !== null) {
       const box = this.#box({ row: 0, column: this.chosen });
       const bottom = Math.min(height, box.y + this.high * this.#rows);
@@ -329,7 +337,12 @@ export class Sheet {
       const { x } = this.#box({ row: 0, column });
       context.fillStyle = column === this.chosen ? accent : this.cursor?.column === column ? text : faint;
       const head = this.hooks.columnHead(column);
-      if (this.#top > 22) {
+      if (this.square) {
+        if (column % Math.max(1, Math.ceil(22 / this.width)) === 0) {
+          context.textAlign = 'center';
+          context.fillText(head, x + this.width / 2, this.#top / 2 + 1);
+        }
+      } else if (this.#top > 22) {
         context.save();
         context.translate(x + this.width / 2, this.#top - 4);
         context.rotate(-Math.PI / 2);
