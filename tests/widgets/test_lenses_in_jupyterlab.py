@@ -158,7 +158,9 @@ def test_colours_and_numbers_can_be_switched(page: Any, notebook: Notebook) -> N
     view = View(page, "lens", 0)
     colours = view.root.get_by_label("Colours")
     names = colours.locator("option").evaluate_all("options => options.map(one => one.value)")
-    assert names == ["probability", "entropy", "final_rank", "final_probability", "target_rank", "target_probability"]  # fmt: skip
+    assert names == [
+        "probability", "entropy", "final_rank", "final_probability", "target_rank", "target_probability"
+    ]  # fmt: skip
     canvas = view.root.locator("canvas.nnl-sheet-canvas")
     before = canvas.evaluate("canvas => canvas.toDataURL()")
     for name in names[1:]:
