@@ -15,6 +15,8 @@ from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar, cast
 
+import torch
+
 from nnsight_lab.engine.call import Call
 from nnsight_lab.engine.questions import (
     Asked,
@@ -69,7 +71,8 @@ class Looking(EngineService):
         several calls), the worker holds about 128 MiB of logits at a time.
 
         Args:
-            *prompts: As for `LocalEngine.trace`, text or token ids; or none, with ``residual``.
+            *prompts: As for `LocalEngine.trace`, text or token ids; or none, with ``residual``, which may
+                also stand here.
             residual: A saved residual stream to read instead, as `nnsight_lab.residual` gives it:
                 ``[layer, token, hidden]``, a list of ``[token, hidden]``, or one ``[token, hidden]``, in
                 any float dtype (the worker uses the model's). A prompt beside it only names the tokens.
@@ -190,6 +193,8 @@ class Looking(EngineService):
         progress: Progress | None,
     ) -> Steps[Any]:
         self._require()
+        if residual is None and prompts and all(_is_stream(one) for one in prompts):
+            prompts, residual = (), prompts[0] if len(prompts) == 1 else list(prompts)
         question = LensQuestion(
             self,
             prompts,
@@ -318,6 +323,13 @@ class Looking(EngineService):
                     answer = await self.awaited(step)
         finally:
             steps.close()
+
+
+def _is_stream(given: Any) -> bool:
+    """A saved stream where a prompt could be: numbers that are no token ids, or a list of such."""
+    if isinstance(given, list | tuple):
+        return bool(given) and all(isinstance(one, torch.Tensor) and _is_stream(one) for one in given)
+    return isinstance(given, torch.Tensor) and given.is_floating_point()
 
 
 def _no_others(method: str, unknown: Mapping[str, Any]) -> None:

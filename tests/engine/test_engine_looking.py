@@ -113,6 +113,15 @@ def test_a_streams_layers_are_those_that_were_named(engine):
     assert found.final_ranks[0].tolist() == [0, 0]
 
 
+def test_a_stream_may_stand_where_a_prompt_does(engine):
+    streams = torch.randn(models.LAYERS, 5, models.HIDDEN)
+    for given in (streams, list(streams)):
+        same(engine.logit_lens(given), engine.logit_lens(residual=streams))
+    same(engine.logit_lens(streams[1]), engine.logit_lens(residual=streams[1]))
+    ids = torch.tensor(engine.tokenizer(TOWER).input_ids)
+    same(engine.logit_lens(ids), engine.logit_lens(TOWER))
+
+
 def test_a_block_can_read_logits_and_patterns_itself(engine):
     model = engine.model
     with engine.trace(TOWER, **GREEDY):

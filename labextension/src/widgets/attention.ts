@@ -136,7 +136,7 @@ class Attention {
     };
     const scale = element(
       'select',
-      { class: 'nnl-select' },
+      { class: 'nnl-select', 'aria-label': 'Colours' },
       ...Object.entries(SCALES).map(([value, text]) => element('option', { value }, text))
     );
     this.#disposer.listen(scale, 'change', () => {
@@ -488,7 +488,7 @@ function highest(weights: Float32Array, most: number): number[] {
 }
 
 function percent(share: number): string {
-  return `${(100 * share).toFixed(share < 0.1 ? 1 : 0)}\u00a0%`;
+  return `${(100 * share).toFixed(share < 0.9995 ? 1 : 0)}\u00a0%`;
 }
 
 function many(number: number, noun: string, plural = `${noun}s`): string {

@@ -80,7 +80,7 @@ class Lens {
   #asking = false;
   #title = element('strong', {}, 'Logit lens');
   #about = element('span', { class: 'nnl-faint' });
-  #colourChoice = element('select', { class: 'nnl-select' });
+  #colourChoice = element('select', { class: 'nnl-select', 'aria-label': 'Colours' });
   #pane = element('div', { class: 'nnl-pane' });
   #legend = element('div', { class: 'nnl-legend' });
   #bar = element('canvas', { width: '150', height: '10', 'aria-hidden': 'true' });
@@ -140,7 +140,7 @@ class Lens {
     };
     const shown = element(
       'select',
-      { class: 'nnl-select' },
+      { class: 'nnl-select', 'aria-label': 'Cells' },
       ...Object.entries(SHOWN).map(([value, text]) => element('option', { value }, text))
     );
     this.#disposer.listen(shown, 'change', () => {
@@ -417,7 +417,7 @@ class Lens {
     const table = element(
       'table',
       { class: 'nnl-top' },
-      element('thead', {}, element('tr', {}, ...['probability', 'next token', 'id'].map(name => element('th', { scope: 'col' }, name)))),
+      element('thead', {}, element('tr', {}, ...['probability', 'next token', 'id'].map(name => element('th', { scope: 'col', class: name === 'id' ? 'nnl-right' : '' }, name)))),
       element('tbody', {}, ...rows)
     );
     const told = cell.told.map(({ label, text, id, rank, probability }) =>

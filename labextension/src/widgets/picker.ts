@@ -9,13 +9,13 @@ export function picker(prompts: string[], total: number, chosen: (number: number
   if (prompts.length === total) {
     const select = element(
       'select',
-      { class: 'nnl-select nnl-prompts' },
+      { class: 'nnl-select nnl-prompts', 'aria-label': 'Prompt' },
       ...prompts.map((text, number) => element('option', { value: String(number) }, `${number}: ${text}`))
     );
     disposer.listen(select, 'change', () => chosen(Number(select.value)));
     return element('label', { class: 'nnl-choice' }, element('span', {}, 'Prompt'), select);
   }
-  const input = element('input', { type: 'number', class: 'nnl-number', min: '0', max: String(total - 1), value: '0' });
+  const input = element('input', { type: 'number', class: 'nnl-number', 'aria-label': 'Prompt', min: '0', max: String(total - 1), value: '0' });
   disposer.listen(input, 'change', () => {
     const number = Math.min(Math.max(Math.round(Number(input.value)) || 0, 0), total - 1);
     input.value = String(number);

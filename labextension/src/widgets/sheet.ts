@@ -3,7 +3,9 @@ import { element, say } from './dom';
 
 /** Widths of a cell, from all in sight to long texts. */
 const WIDTHS = [3, 5, 8, 12, 18, 26, 36, 48, 64, 84, 110, 150];
-const TEXT_WIDTH = 26;
+const TEXT_WIDTH = 34;
+/** What cells begin with: wider where all columns are in sight then. */
+const [FIRST_WIDTH, WIDE_WIDTH] = [64, 110];
 const HEAD_LEFT = 62;
 
 export interface Place {
@@ -61,11 +63,12 @@ export class Sheet {
   #cell = element('div', { role: 'gridcell' });
   #rows = 0;
   #columns = 0;
-  #step = WIDTHS.indexOf(64);
+  #step = WIDTHS.indexOf(FIRST_WIDTH);
   #lines = 1;
   #frame = 0;
   #alive = true;
-  #toEnd = false;
+  /** Another table came, which begins in its own way. */
+  #begins = false;
 
   constructor(
     readonly hooks: SheetHooks,
@@ -120,7 +123,7 @@ export class Sheet {
     this.root.setAttribute('aria-rowcount', String(rows));
     this.root.setAttribute('aria-colcount', String(columns));
     this.cursor = { row: 0, column: this.square ? 0 : columns - 1 };
-    this.#toEnd = !this.square;
+    this.#begins = !this.square;
     this.#laid();
   }
 
@@ -227,8 +230,13 @@ export class Sheet {
       this.#canvas.width = wide;
       this.#canvas.height = high;
     }
-    if (this.#toEnd) {
-      this.#toEnd = false;
+    if (this.#begins) {
+      this.#begins = false;
+      this.#step = WIDTHS.indexOf(WIDE_WIDTH);
+      while (this.width > FIRST_WIDTH && this.width * this.#columns > width - HEAD_LEFT) {
+        this.#step--;
+      }
+      this.#laid();
       this.root.scrollLeft = this.root.scrollWidth;
       this.root.scrollTop = 0;
     }
