@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import multiprocessing
 import sys
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from nnsight_lab import errors
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     import os
     import types
     from collections.abc import Callable, Sequence
+    from contextlib import AbstractContextManager
 
     from nnsight_lab.engine.estimate import Estimate
     from nnsight_lab.engine.local import LocalEngine
@@ -243,6 +245,16 @@ def residual(output: Any) -> Any:
     return of_layer(output)
 
 
+def _progress(what: str, options: dict[str, Any]) -> AbstractContextManager[dict[str, Any]]:
+    """A look's options, with a bar under the cell where a shell runs and no other progress was asked for."""
+    ipython = sys.modules.get("IPython")
+    if "progress" in options or ipython is None or ipython.get_ipython() is None:
+        return nullcontext(options)
+    from nnsight_lab.magics.progress import shown  # IPython
+
+    return shown(what, options)
+
+
 def logit_lens(*prompts: Any, engine: str | None = None, **options: Any) -> Any:
     """What each layer would say next, on the current engine: ``lab.logit_lens("…", target=" Paris")``.
 
@@ -250,13 +262,15 @@ def logit_lens(*prompts: Any, engine: str | None = None, **options: Any) -> Any:
     model's own next token and of a target, ``[layer, position]``. See `LocalEngine.logit_lens`.
     """
     __tracebackhide__ = True
-    return _manager().engine(engine).logit_lens(*prompts, **options)
+    with _progress("Logit lens", options) as shown:
+        return _manager().engine(engine).logit_lens(*prompts, **shown)
 
 
 async def alogit_lens(*prompts: Any, engine: str | None = None, **options: Any) -> Any:
     """`logit_lens`, awaited."""
     __tracebackhide__ = True
-    return await _manager().engine(engine).alogit_lens(*prompts, **options)
+    with _progress("Logit lens", options) as shown:
+        return await _manager().engine(engine).alogit_lens(*prompts, **shown)
 
 
 def attention(*prompts: Any, engine: str | None = None, **options: Any) -> Any:
@@ -266,13 +280,15 @@ def attention(*prompts: Any, engine: str | None = None, **options: Any) -> Any:
     prompts). See `LocalEngine.attention`.
     """
     __tracebackhide__ = True
-    return _manager().engine(engine).attention(*prompts, **options)
+    with _progress("Attention", options) as shown:
+        return _manager().engine(engine).attention(*prompts, **shown)
 
 
 async def aattention(*prompts: Any, engine: str | None = None, **options: Any) -> Any:
     """`attention`, awaited."""
     __tracebackhide__ = True
-    return await _manager().engine(engine).aattention(*prompts, **options)
+    with _progress("Attention", options) as shown:
+        return await _manager().engine(engine).aattention(*prompts, **shown)
 
 
 def token_strip(tokens: Sequence[str], scores: Any, **options: Any) -> TokenStrip:

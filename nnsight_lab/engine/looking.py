@@ -10,6 +10,7 @@ and an async method drive alike.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar, cast
@@ -17,22 +18,31 @@ from typing import Any, TypeVar, cast
 import torch
 
 from nnsight_lab.engine.call import Call
-from nnsight_lab.engine.questions import AttentionQuestion, LensQuestion, Question
+from nnsight_lab.engine.questions import (
+    Asked,
+    AttentionQuestion,
+    LensQuestion,
+    Messages,
+    Progress,
+    Question,
+)
 from nnsight_lab.engine.service import EngineService
-from nnsight_lab.errors import BlockError, LensRefused, RequestRefused
+from nnsight_lab.engine.waiting import INTERRUPTED
+from nnsight_lab.errors import BlockError, Interrupted, LensRefused, RequestRefused, nearest
 from nnsight_lab.lens.attention import Attention
 from nnsight_lab.lens.logit_lens import LogitLens
+from nnsight_lab.lens.shown import Several
 from nnsight_lab.wire.codec import decode, encode
-from nnsight_lab.wire.keys import LENS
+from nnsight_lab.wire.keys import LOOK
 
 T = TypeVar("T")
 #: A call to run, or an answer of the workers to wait for.
 Step = Call | Future[list[Any]]
 Steps = Generator[Step, Any, T]
 
-#: What the requests of one call may hold in the worker until they end.
+#: What the requests of one call may keep in the worker until they were read.
 _WAVE_BYTES = 512 << 20
-#: How much of a saved stream goes to the worker in one message: the engine does nothing else meanwhile.
+#: How much goes to the worker or comes from it in one message: the engine does nothing else meanwhile.
 _MESSAGE_BYTES = 8 << 20
 _ONE_TOKEN = {"max_tokens": 1, "temperature": 0.0}
 
@@ -49,6 +59,8 @@ class Looking(EngineService):
         positions: Any = "all",
         target: Any = None,
         edits: Sequence[str] | None = None,
+        progress: Progress | None = None,
+        **unknown: Any,
     ) -> Any:
         """What each layer would say next: its residual stream through the final norm and unembedding.
 
@@ -59,17 +71,21 @@ class Looking(EngineService):
         several calls), the worker holds about 128 MiB of logits at a time.
 
         Args:
-            *prompts: As for `LocalEngine.trace`, text or token ids; or none, with ``residual``.
+            *prompts: As for `LocalEngine.trace`, text or token ids; or none, with ``residual``, which may
+                also stand here.
             residual: A saved residual stream to read instead, as `nnsight_lab.residual` gives it:
                 ``[layer, token, hidden]``, a list of ``[token, hidden]``, or one ``[token, hidden]``, in
                 any float dtype (the worker uses the model's). A prompt beside it only names the tokens.
                 ``layers`` then says which layers it holds; all of them, or ``0, 1, …``, when not given.
-            layers: ``"all"``, a number, or numbers; negative ones count from the last.
+            layers: ``"all"``, ``"last"``, a number, or numbers; negative ones count from the last.
             top_k: How many tokens for each layer and position.
-            positions: ``"all"``, a place in the prompt, or places; negative ones count from the end.
+            positions: ``"all"``, ``"last"``, a place in the prompt, or places; negative ones count from
+                the end.
             target: A token to follow: its id, or text that is exactly one token (`" Paris"`); a list
                 gives each of several prompts its own.
             edits: As for `LocalEngine.trace`.
+            progress: Called with the share that is done, 0 to 1, after each piece of a long look.
+            **unknown: Refused, with the nearest name there is.
 
         Returns:
             `LogitLens`; a list in prompt order where several prompts were given.
@@ -80,7 +96,8 @@ class Looking(EngineService):
                 there are tokens, a target of several tokens, a stream of another width.
         """
         __tracebackhide__ = True
-        return self._drive(self._lens(prompts, residual, layers, top_k, positions, target, edits))
+        _no_others("logit_lens", unknown)
+        return self._drive(self._lens(prompts, residual, layers, top_k, positions, target, edits, progress))
 
     async def alogit_lens(
         self,
@@ -91,10 +108,14 @@ class Looking(EngineService):
         positions: Any = "all",
         target: Any = None,
         edits: Sequence[str] | None = None,
+        progress: Progress | None = None,
+        **unknown: Any,
     ) -> Any:
         """`logit_lens`, awaited: other tasks of the caller's loop go on meanwhile."""
         __tracebackhide__ = True
-        return await self._adrive(self._lens(prompts, residual, layers, top_k, positions, target, edits))
+        _no_others("alogit_lens", unknown)
+        look = self._lens(prompts, residual, layers, top_k, positions, target, edits, progress)
+        return await self._adrive(look)
 
     def attention(
         self,
@@ -105,6 +126,8 @@ class Looking(EngineService):
         dtype: str = "float32",
         max_bytes: int | str = "1GB",
         edits: Sequence[str] | None = None,
+        progress: Progress | None = None,
+        **unknown: Any,
     ) -> Any:
         """How much each token attends to each before it, computed from the model's queries and keys.
 
@@ -115,12 +138,14 @@ class Looking(EngineService):
 
         Args:
             *prompts: As for `LocalEngine.trace`, text or token ids.
-            layers: ``"all"``, a number, or numbers; negative ones count from the last.
+            layers: ``"all"``, ``"last"``, a number, or numbers; negative ones count from the last.
             heads: The same, of query heads.
             queries: The same, of the tokens to look from; keys are always the whole prompt.
             dtype: ``"float32"`` or ``"float16"``, of the result.
             max_bytes: Larger results than this are refused: ``layers x heads x queries x tokens`` numbers.
             edits: As for `LocalEngine.trace`.
+            progress: Called with the share that is done, 0 to 1, after each piece of a long look.
+            **unknown: Refused, with the nearest name there is.
 
         Returns:
             `Attention`; a list in prompt order where several prompts were given.
@@ -131,7 +156,10 @@ class Looking(EngineService):
             RequestRefused: When a layer, head or token does not exist, or the result would be too large.
         """
         __tracebackhide__ = True
-        return self._drive(self._attention(prompts, layers, heads, queries, dtype, max_bytes, edits))
+        _no_others("attention", unknown)
+        return self._drive(
+            self._attention(prompts, layers, heads, queries, dtype, max_bytes, edits, progress)
+        )
 
     async def aattention(
         self,
@@ -142,10 +170,14 @@ class Looking(EngineService):
         dtype: str = "float32",
         max_bytes: int | str = "1GB",
         edits: Sequence[str] | None = None,
+        progress: Progress | None = None,
+        **unknown: Any,
     ) -> Any:
         """`attention`, awaited: other tasks of the caller's loop go on meanwhile."""
         __tracebackhide__ = True
-        return await self._adrive(self._attention(prompts, layers, heads, queries, dtype, max_bytes, edits))
+        _no_others("aattention", unknown)
+        look = self._attention(prompts, layers, heads, queries, dtype, max_bytes, edits, progress)
+        return await self._adrive(look)
 
     # -- the two looks --------------------------------------------------------------------------
 
@@ -158,8 +190,11 @@ class Looking(EngineService):
         positions: Any,
         target: Any,
         edits: Sequence[str] | None,
+        progress: Progress | None,
     ) -> Steps[Any]:
         self._require()
+        if residual is None and prompts and all(_is_stream(one) for one in prompts):
+            prompts, residual = (), prompts[0] if len(prompts) == 1 else list(prompts)
         question = LensQuestion(
             self,
             prompts,
@@ -170,30 +205,11 @@ class Looking(EngineService):
             target=target,
         )
         if question.stream is None:
-            lenses: list[LogitLens] = yield from self._prompts_of(question, "logit_lens", edits)
-            return lenses if question.several else lenses[0]
-        lens: LogitLens = yield from self._lens_of_stream(question, question.stream)
+            lenses: list[LogitLens] = yield from self._prompts_of(question, "logit_lens", edits, progress)
+            return Several(lenses) if question.several else lenses[0]
+        pieces = question.pieces(_MESSAGE_BYTES, progress)
+        lens: LogitLens = yield from self._told(question.read_stream(question.stream, pieces))
         return lens
-
-    def _lens_of_stream(self, question: LensQuestion, stream: torch.Tensor) -> Steps[LogitLens]:
-        """Read a saved stream, some positions at a time: a message, not a request."""
-        parts: list[Mapping[str, torch.Tensor]] = []
-        per_position = stream.shape[0] * stream.shape[2] * stream.element_size()
-        step = max(1, _MESSAGE_BYTES // per_position)
-        for at in range(0, stream.shape[1], step):
-            asked = {**question.of_stream(), "stream": stream[:, at : at + step].contiguous()}
-            answer = yield self._driver.rpc(LENS, encode(asked))
-            found = cast("dict[str, Any]", decode(answer[0]))
-            if "refused" in found:
-                raise LensRefused(f"The stream could not be read: {found['refused']}.")
-            parts.append(found)
-        # Everything has positions as its second axis, but for the final ids, which have only them.
-        return question.answer_of_stream(
-            {
-                name: torch.cat([part[name] for part in parts], dim=0 if name == "final_ids" else 1)
-                for name in parts[0]
-            }
-        )
 
     def _attention(
         self,
@@ -204,33 +220,59 @@ class Looking(EngineService):
         dtype: str,
         max_bytes: int | str,
         edits: Sequence[str] | None,
+        progress: Progress | None,
     ) -> Steps[Any]:
         self._require()
         question = AttentionQuestion(
             self, prompts, layers=layers, heads=heads, queries=queries, dtype=dtype, max_bytes=max_bytes
         )
-        found: list[Attention] = yield from self._prompts_of(question, "attention", edits)
-        return found if question.several else found[0]
+        found: list[Attention] = yield from self._prompts_of(question, "attention", edits, progress)
+        return Several(found) if question.several else found[0]
 
-    def _prompts_of(self, question: Question[T], what: str, edits: Sequence[str] | None) -> Steps[list[T]]:
-        """Ask of every prompt, in as many calls as keep the worker's memory bounded."""
+    def _prompts_of(
+        self, question: Question[T], what: str, edits: Sequence[str] | None, progress: Progress | None
+    ) -> Steps[list[T]]:
+        """Ask of every prompt, in calls that keep the worker's memory bounded, and read what they kept."""
         prompts = question.prompts
         if not prompts:
             raise RequestRefused(f'There is no prompt: lab.{what}("…").')
         chosen = self.edits.chosen(edits)
         asked = [question.asked(index, check=not chosen) for index in range(len(prompts))]
+        pieces = question.pieces(_MESSAGE_BYTES, progress)
         answers: list[T] = []
-        while len(answers) < len(prompts):
-            wave, held = [len(answers)], asked[len(answers)].held_bytes
-            while (at := wave[-1] + 1) < len(prompts) and held + asked[at].held_bytes <= _WAVE_BYTES:
-                held += asked[at].held_bytes
-                wave.append(at)
-            call = Call([self.request(prompts[i], _ONE_TOKEN, chosen, asked[i].block) for i in wave])
-            self.submit(call)
-            yield call
-            for i, output in zip(wave, self._looked(call), strict=True):
-                answers.append(question.answer(i, output.saves.trace["found"]))
-        return answers
+        try:
+            while len(answers) < len(prompts):
+                wave, held = [len(answers)], asked[len(answers)].held_bytes
+                while (at := wave[-1] + 1) < len(prompts) and held + asked[at].held_bytes <= _WAVE_BYTES:
+                    held += asked[at].held_bytes
+                    wave.append(at)
+                call = Call([self.request(prompts[i], _ONE_TOKEN, chosen, asked[i].block) for i in wave])
+                self.submit(call)
+                yield call
+                self._looked(call)
+                for i in wave:
+                    answers.append((yield from self._told(question.read(i, asked[i].key, pieces))))
+                    self._forget(asked[i])
+            return answers
+        finally:
+            self._forget(*asked[len(answers) :])
+
+    def _told(self, messages: Messages[T]) -> Steps[T]:
+        """Send messages to the workers, one after the other."""
+        answer: Any = None
+        while True:
+            try:
+                message = messages.send(answer)
+            except StopIteration as done:
+                return cast("T", done.value)
+            answer = cast("dict[str, Any]", decode((yield self._driver.rpc(LOOK, encode(message)))[0]))
+            if "refused" in answer:
+                raise LensRefused(f"It could not be read: {answer['refused']}.")
+
+    def _forget(self, *asked: Asked) -> None:
+        """Tell the workers to keep nothing for these any more; not waited for."""
+        if asked and self.alive:
+            self._driver.rpc(LOOK, encode({"drop": [one.key for one in asked]}))
 
     def _looked(self, call: Call) -> list[Any]:
         """The outputs of a call; the error of a block that is not the user's is not shown as theirs."""
@@ -249,25 +291,53 @@ class Looking(EngineService):
     def _drive(self, steps: Steps[T]) -> T:
         __tracebackhide__ = True
         answer: Any = None
-        while True:
-            try:
-                step = steps.send(answer)
-            except StopIteration as done:
-                return cast("T", done.value)
-            if isinstance(step, Call):
-                self.wait(step)
-            else:
-                answer = self.waited(step)
+        try:
+            while True:
+                try:
+                    step = steps.send(answer)
+                except StopIteration as done:
+                    return cast("T", done.value)
+                if isinstance(step, Call):
+                    self.wait(step)
+                else:
+                    answer = self.waited(step)
+        except KeyboardInterrupt as pressed:  # between two waits too
+            if isinstance(pressed, Interrupted):
+                raise
+            raise Interrupted(INTERRUPTED) from None
+        finally:
+            steps.close()  # an interrupt ends the wait, and the look with it
 
     async def _adrive(self, steps: Steps[T]) -> T:
         __tracebackhide__ = True
         answer: Any = None
-        while True:
-            try:
-                step = steps.send(answer)
-            except StopIteration as done:
-                return cast("T", done.value)
-            if isinstance(step, Call):
-                await self.await_(step)
-            else:
-                answer = await self.awaited(step)
+        try:
+            while True:
+                try:
+                    step = steps.send(answer)
+                except StopIteration as done:
+                    return cast("T", done.value)
+                if isinstance(step, Call):
+                    await self.await_(step)
+                else:
+                    answer = await self.awaited(step)
+        finally:
+            steps.close()
+
+
+def _is_stream(given: Any) -> bool:
+    """A saved stream where a prompt could be: numbers that are no token ids, or a list of such."""
+    if isinstance(given, list | tuple):
+        return bool(given) and all(isinstance(one, torch.Tensor) and _is_stream(one) for one in given)
+    return isinstance(given, torch.Tensor) and given.is_floating_point()
+
+
+def _no_others(method: str, unknown: Mapping[str, Any]) -> None:
+    """Refuse options that there are not."""
+    for name in unknown:
+        known = [
+            one.name
+            for one in inspect.signature(getattr(Looking, method)).parameters.values()
+            if one.kind is one.KEYWORD_ONLY
+        ]
+        raise RequestRefused(f"{name!r} is not an option of {method}.{nearest(name, known)}")

@@ -7,12 +7,14 @@ one line that says what there is.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+import uuid
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import torch
 
 from nnsight_lab.blocks.block import Block
+from nnsight_lab.engine.pieces import Pieces
 from nnsight_lab.engine.sampling import prompt_list
 from nnsight_lab.errors import LensRefused, RequestRefused
 from nnsight_lab.lens.anatomy import anatomy, attention_form
@@ -24,15 +26,19 @@ if TYPE_CHECKING:
     from nnsight_lab.engine.service import EngineService
 
 T = TypeVar("T")
+#: Messages to the workers, each answered with what `nnsight_lab.worker.looking.piece` found.
+Messages = Generator[dict[str, Any], dict[str, Any], T]
+#: Told the share of a look that is done, 0 to 1.
+Progress = Callable[[float], None]
 
 # Functions of the worker's own, imported there: nothing of this package travels with a block.
 _LENS_BLOCK = """\
 from nnsight_lab.worker.looking import lens_of_request
-found = lens_of_request(model, **asked).save()
+found = {"kept": lens_of_request(model, **asked)}.save()
 """
 _ATTENTION_BLOCK = """\
 from nnsight_lab.worker.looking import attention_of_request
-found = attention_of_request(model, **asked).save()
+found = {"kept": attention_of_request(model, **asked)}.save()
 """
 
 
@@ -41,11 +47,13 @@ class Asked(NamedTuple):
 
     Attributes:
         block: What runs there.
-        held_bytes: What it holds in the worker until its request ends.
+        held_bytes: What it keeps in the worker until it was read.
+        key: What it is kept under.
     """
 
     block: Block
     held_bytes: int
+    key: str
 
 
 class Question(Generic[T]):
@@ -65,7 +73,7 @@ class Question(Generic[T]):
         self.config = config.model_config
         self.count = int(self.config.hf_text_config.num_hidden_layers)
         self.anatomy = anatomy(engine.model._module, self.count)
-        self.layers = chosen(layers, self.count, "layer", f"the model has {self.count} layers")
+        self.layers = chosen(layers, self.count, "layer", f"the model has {_many(self.count, 'layer')}")
         listed, self.several = prompt_list(prompts)
         self.prompts = [self._ids(prompt) for prompt in listed]
 
@@ -73,8 +81,22 @@ class Question(Generic[T]):
         """The block that asks this of a prompt."""
         raise NotImplementedError
 
-    def answer(self, index: int, found: Any) -> T:
-        """The result, from what the block saved."""
+    @property
+    def units(self) -> int:
+        """How much there is to read, as `read` counts it."""
+        raise NotImplementedError
+
+    def pieces(self, most_bytes: int, progress: Progress | None) -> Pieces:
+        """How much of it to ask for at once.
+
+        Args:
+            most_bytes: Of one message.
+            progress: Told the share that is done.
+        """
+        raise NotImplementedError
+
+    def read(self, index: int, key: str, pieces: Pieces) -> Messages[T]:
+        """The result of a prompt, from what its request kept under a key."""
         raise NotImplementedError
 
     def texts(self, ids: Iterable[int]) -> dict[int, str]:
@@ -107,6 +129,10 @@ class Question(Generic[T]):
         if not isinstance(prompt, list | tuple) or not prompt:
             raise RequestRefused("The prompt is empty: a lens needs a token to look at.")
         return list(prompt)
+
+    def _model_order(self) -> list[int]:
+        """For each layer in the model's order, its place in the caller's."""
+        return [self.layers.index(layer) for layer in sorted(self.layers)]
 
     def _layered(self, values: torch.Tensor) -> torch.Tensor:
         """``[layer, …]`` in the caller's order; the worker reads layers in the model's."""
@@ -142,7 +168,8 @@ class LensQuestion(Question[LogitLens]):
             self.stream = self._stream(residual, layers, named=layers != "all")
             lengths = [self.stream.shape[1]]
         self.positions = [
-            chosen(positions, n, "position", f"prompt {i} has {n} tokens") for i, n in enumerate(lengths)
+            chosen(positions, n, "position", f"prompt {i} has {_many(n, 'token')}")
+            for i, n in enumerate(lengths)
         ]
         if self.stream is not None and positions != "all":
             self.stream = self.stream[:, list(self.positions[0])]
@@ -159,12 +186,62 @@ class LensQuestion(Question[LogitLens]):
             "tokens": len(self.prompts[index]),
             "wanted": sorted(self.layers),
             "positions": list(positions),
-            "top_k": self.top_k,
-            "target": self.targets[index],
+            "key": (key := uuid.uuid4().hex),
             "check": check,
         }
         held = (len(self.layers) + 1) * (len(positions) + 1) * self.hidden * self.config.dtype.itemsize
-        return Asked(Block.of_source(_LENS_BLOCK, model=self.engine.model, asked=asked), held)
+        return Asked(Block.of_source(_LENS_BLOCK, model=self.engine.model, asked=asked), held, key)
+
+    @property
+    def units(self) -> int:
+        """Rows: a layer at a position each."""
+        return len(self.layers) * sum(map(len, self.positions))
+
+    def pieces(self, most_bytes: int, progress: Progress | None) -> Pieces:
+        """A row is a product with the whole unembedding; a stream's goes to the worker as well."""
+        carried = 8 * self.top_k + 32
+        if self.stream is not None:
+            carried = max(carried, self.hidden * self.stream.element_size())
+        return Pieces(
+            flops=2.0 * self.hidden * self.vocabulary,
+            most=most_bytes // carried,
+            total=self.units,
+            progress=progress,
+        )
+
+    def read(self, index: int, key: str, pieces: Pieces) -> Messages[LogitLens]:
+        target = {"top_k": self.top_k, "target": self.targets[index]}
+        found = yield from self._read(
+            index, pieces, lambda first, last: {"key": key, "first": first, "last": last, **target}
+        )
+        return self.answer(index, found)
+
+    def read_stream(self, stream: torch.Tensor, pieces: Pieces) -> Messages[LogitLens]:
+        """The lens of a saved stream."""
+        asked = self.of_stream()
+        found = yield from self._read(
+            0, pieces, lambda first, last: {**asked, "stream": stream[:, first:last].contiguous()}
+        )
+        return self.answer_of_stream(found)
+
+    def _read(
+        self, index: int, pieces: Pieces, message: Callable[[int, int], dict[str, Any]]
+    ) -> Messages[dict[str, torch.Tensor]]:
+        """Some positions at a time."""
+        layers, count = len(self.layers), len(self.positions[index])
+        parts: list[dict[str, torch.Tensor]] = []
+        at = 0
+        while at < count:
+            last = min(count, at + max(1, pieces.units // layers))
+            found = yield message(at, last)
+            pieces.took((last - at) * layers, found.pop("seconds"))
+            parts.append(found)
+            at = last
+        # Everything has positions as its second axis, but for the final ids, which have only them.
+        return {
+            name: torch.cat([part[name] for part in parts], dim=0 if name == "final_ids" else 1)
+            for name in parts[0]
+        }
 
     def answer(self, index: int, found: Mapping[str, torch.Tensor]) -> LogitLens:
         ids = self.prompts[index] if self.prompts else []
@@ -232,14 +309,18 @@ class LensQuestion(Question[LogitLens]):
         if not named:
             self.layers = tuple(range(len(stream)))
             if len(stream) > self.count:
-                raise RequestRefused(f"residual has {len(stream)} layers; the model has {self.count}.")
+                raise RequestRefused(
+                    f"residual has {_many(len(stream), 'layer')}; the model has {self.count}."
+                )
         elif len(self.layers) != len(stream):
-            raise RequestRefused(f"layers names {len(self.layers)} layers; residual has {len(stream)}.")
+            raise RequestRefused(
+                f"layers names {_many(len(self.layers), 'layer')}; residual has {len(stream)}."
+            )
         if len(self.prompts) > 1:
             raise RequestRefused("One prompt, or none, goes with a residual stream.")
         if self.prompts and len(self.prompts[0]) != stream.shape[1]:
             raise RequestRefused(
-                f"The prompt has {len(self.prompts[0])} tokens; residual has {stream.shape[1]}."
+                f"The prompt has {_many(len(self.prompts[0]), 'token')}; residual has {stream.shape[1]}."
             )
         return stream.detach().cpu()
 
@@ -248,7 +329,9 @@ class LensQuestion(Question[LogitLens]):
     def _targets(self, target: Any, count: int) -> list[int | None]:
         if isinstance(target, list | tuple):
             if len(target) != count:
-                raise RequestRefused(f"target lists {len(target)} tokens for {count} prompts.")
+                raise RequestRefused(
+                    f"target lists {_many(len(target), 'token')} for {_many(count, 'prompt')}."
+                )
             return [self._target(one) for one in target]
         return [self._target(target)] * count
 
@@ -295,34 +378,37 @@ class AttentionQuestion(Question[Attention]):
         if dtype not in ("float32", "float16"):
             raise RequestRefused(f'dtype={dtype!r} is neither "float32" nor "float16".')
         self.dtype = dtype
-        count = self._heads()
-        self.heads = chosen(heads, count, "head", f"the model has {count} heads")
+        count, self._kept_bytes = self._heads()
+        self.heads = chosen(heads, count, "head", f"the model has {_many(count, 'head')}")
         self.queries = [
-            chosen(queries, len(ids), "query", f"prompt {i} has {len(ids)} tokens")
+            chosen(queries, len(ids), "query", f"prompt {i} has {_many(len(ids), 'token')}")
             for i, ids in enumerate(self.prompts)
         ]
         allowed = size_of(max_bytes, name="max_bytes")
         total = sum(self._bytes(index) for index in range(len(self.prompts)))
         if total > allowed:
             raise RequestRefused(
-                f"These patterns would be {total:,} bytes ({len(self.layers)} layers x {len(self.heads)} "
-                f"heads x queries x tokens); max_bytes is {allowed:,}. Ask for fewer layers, heads or "
-                'queries, or dtype="float16".'
+                f"These patterns would be {total:,} bytes ({_many(len(self.layers), 'layer')} x "
+                f"{_many(len(self.heads), 'head')} x queries x tokens); max_bytes is {allowed:,}. "
+                'Ask for fewer layers, heads or queries, or dtype="float16".'
             )
 
-    def _heads(self) -> int:
-        """How many query heads the chosen layers have."""
+    def _heads(self) -> tuple[int, int]:
+        """How many query heads the chosen layers have, and the bytes of a token's queries and keys in all."""
         layers = self.engine.model._module.get_submodule(self.anatomy.layers)
         counts: dict[int, int] = {}
+        kept = 0
         for number in self.layers:
             try:
-                counts[attention_form(layers[number]).heads] = number
+                form = attention_form(layers[number])
+                counts[form.heads] = number
+                kept += (form.heads + form.kv_heads) * form.head_size * self.config.dtype.itemsize
             except LensRefused as refused:
                 raise LensRefused(f"Layer {number} has no pattern that would be right: {refused}.") from None
         if len(counts) > 1:
             kinds = ", ".join(f"{heads} (layer {number})" for heads, number in counts.items())
             raise RequestRefused(f"These layers have different numbers of heads: {kinds}. Ask for one kind.")
-        return next(iter(counts))
+        return next(iter(counts)), kept
 
     def _bytes(self, index: int) -> int:
         each = 4 if self.dtype == "float32" else 2
@@ -334,19 +420,59 @@ class AttentionQuestion(Question[Attention]):
             "layers": self.anatomy.layers,
             "tokens": len(self.prompts[index]),
             "wanted": sorted(self.layers),
-            "heads": list(self.heads),
-            "queries": list(self.queries[index]),
-            "dtype": self.dtype,
+            "key": (key := uuid.uuid4().hex),
             "check": check,
         }
         block = Block.of_source(_ATTENTION_BLOCK, model=self.engine.model, asked=asked)
-        return Asked(block, self._bytes(index))
+        return Asked(block, self._kept_bytes * len(self.prompts[index]), key)
 
-    def answer(self, index: int, found: Sequence[torch.Tensor]) -> Attention:
+    @property
+    def units(self) -> int:
+        """Numbers of all patterns."""
+        each = 4 if self.dtype == "float32" else 2
+        return sum(self._bytes(index) for index in range(len(self.prompts))) // each
+
+    def pieces(self, most_bytes: int, progress: Progress | None) -> Pieces:
+        """A number is a product of two heads' widths, about, and what its softmax costs."""
+        size = int(self.config.get_head_size())
+        most = most_bytes // (4 if self.dtype == "float32" else 2)
+        return Pieces(flops=2.0 * size + 200, most=most, total=self.units, progress=progress)
+
+    def read(self, index: int, key: str, pieces: Pieces) -> Messages[Attention]:
+        """Whole layers at a time where they are small, else some heads of one, else some queries of one."""
+        heads, queries, keys = self.heads, self.queries[index], len(self.prompts[index])
+        of_head = len(queries) * keys
+        shape = (len(self.layers), len(heads), len(queries), keys)
+        patterns = torch.empty(shape, dtype=getattr(torch, self.dtype))
+        rows = torch.tensor(self._model_order())
+        layer = head = query = 0
+        while layer < len(self.layers):
+            deep = max(1, pieces.units // (of_head * len(heads))) if not head and not query else 1
+            layers = slice(layer, min(layer + deep, len(self.layers)))
+            wide = 1 if query else max(1, pieces.units // of_head)
+            some = slice(head, min(head + wide, len(heads)))
+            long = max(1, pieces.units // keys) if some.stop - some.start == 1 else len(queries)
+            asks = slice(query, min(query + long, len(queries)))
+            found = yield {
+                "key": key,
+                "layers": list(range(layers.start, layers.stop)),
+                "heads": list(heads[some]),
+                "queries": list(queries[asks]),
+                "dtype": self.dtype,
+            }
+            part = found["patterns"]
+            patterns[rows[layers], some, asks] = part
+            pieces.took(part.numel(), found["seconds"])
+            query = asks.stop % len(queries)
+            head = head if query else some.stop % len(heads)
+            layer = layer if query or head else layers.stop
+        return self._attention(index, patterns)
+
+    def _attention(self, index: int, patterns: torch.Tensor) -> Attention:
         ids = self.prompts[index]
         texts = self.texts(ids)
         return Attention(
-            patterns=self._layered(torch.stack(list(found))),
+            patterns=patterns,
             layers=self.layers,
             heads=self.heads,
             queries=self.queries[index],
@@ -356,7 +482,9 @@ class AttentionQuestion(Question[Attention]):
 
 
 def chosen(given: Any, count: int, what: str, there: str) -> tuple[int, ...]:
-    """Numbers below ``count`` from ``"all"``, a number, or numbers; negative ones count from the end.
+    """Numbers below ``count`` from ``"all"``, ``"last"``, a number, numbers, or a slice.
+
+    Negative ones count from the end.
 
     Raises:
         RequestRefused: For one that is not there, none, or one twice.
@@ -364,12 +492,16 @@ def chosen(given: Any, count: int, what: str, there: str) -> tuple[int, ...]:
     if isinstance(given, str):
         if given == "all":
             return tuple(range(count))
-        raise RequestRefused(f'{what}s: {given!r} is neither "all" nor numbers.')
+        if given != "last":
+            raise RequestRefused(f'{_plural(what)}: {given!r} is neither "all", "last" nor numbers.')
+        given = -1
+    if isinstance(given, slice):
+        given = range(count)[given]
     listed = given if isinstance(given, Iterable) else [given]
     numbers = []
     for item in listed:
         try:
-            number = operator.index(item)
+            number = operator.index(_no_flag(item))
         except TypeError:
             raise RequestRefused(f"{item!r} is not the number of a {what}.") from None
         if not -count <= number < count:
@@ -380,3 +512,16 @@ def chosen(given: Any, count: int, what: str, there: str) -> tuple[int, ...]:
     if len(set(numbers)) < len(numbers):
         raise RequestRefused(f"A {what} was asked for twice: {numbers}.")
     return tuple(numbers)
+
+
+def _many(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {_plural(noun)}"
+
+
+def _plural(noun: str) -> str:
+    return "queries" if noun == "query" else f"{noun}s"
+
+
+def _no_flag(item: Any) -> Any:
+    """A number; True is none, though Python counts with it."""
+    return None if isinstance(item, bool) else item

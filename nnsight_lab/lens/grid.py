@@ -10,12 +10,20 @@ from collections.abc import Callable, Sequence
 from html import escape
 from typing import NamedTuple
 
+from nnsight_lab.lens.tokens import shortened, visible
+
 #: What one table shows at the most; the last columns are kept, where a prompt ends.
 MAX_COLUMNS = 32
+#: Of more rows every second, third, … is shown, and the first.
+MAX_ROWS = 40
 _WIDEST = 10
 
-_CELL = "padding:1px 4px;text-align:left;white-space:pre;font-family:var(--jp-code-font-family,monospace)"
-_HEAD = f"{_CELL};font-weight:600;color:var(--jp-ui-font-color1,inherit)"
+#: What cells inherit is said once, by their table: there are a thousand of them.
+_TABLE = (
+    "border-collapse:collapse;font-size:var(--jp-ui-font-size0,11px);white-space:pre;"
+    "font-family:var(--jp-code-font-family,monospace);color:var(--jp-content-font-color1,inherit)"
+)
+_CELL = "padding:1px 4px;text-align:left"
 
 
 class Cell(NamedTuple):
@@ -43,20 +51,23 @@ def grid(
     Args:
         caption: One line above it.
         columns: Their heads.
-        rows: A head, and the cell of a column; asked for the columns that are shown only.
+        rows: A head, and the cell of a column; asked for what is shown only.
     """
     first = max(0, len(columns) - MAX_COLUMNS)
     if first:
         caption += f"; the last {MAX_COLUMNS} of {len(columns)} positions"
+    every = -(-len(rows) // MAX_ROWS)
+    if every > 1:
+        caption += f"; 1 of {every} layers of {len(rows)}"
     shown = range(first, len(columns))
-    heads = "".join(f'<th scope="col" style="{_HEAD}">{_short(columns[c])}</th>' for c in shown)
+    heads = "".join(f'<th scope="col" style="{_CELL}">{_short(columns[c])}</th>' for c in shown)
     lines = []
-    for name, cell in rows:
+    for name, cell in rows[:: every or 1]:
         cells = "".join(_cell(cell(column)) for column in shown)
-        lines.append(f'<tr><th scope="row" style="{_HEAD}">{escape(name)}</th>{cells}</tr>')
+        lines.append(f'<tr><th scope="row" style="{_CELL}">{escape(name)}</th>{cells}</tr>')
     return (
         '<div style="overflow-x:auto">'
-        '<table style="border-collapse:collapse;font-size:var(--jp-ui-font-size0,11px)">'
+        f'<table style="{_TABLE}">'
         f'<caption style="caption-side:top;text-align:left">{escape(caption)}</caption>'
         f"<thead><tr><td></td>{heads}</tr></thead><tbody>{''.join(lines)}</tbody></table></div>"
     )
@@ -65,14 +76,8 @@ def grid(
 def _cell(cell: Cell) -> str:
     strength = round(100 * min(1.0, max(0.0, cell.share)) * 0.7)
     colour = f"color-mix(in srgb,var(--jp-brand-color1,#1976d2) {strength}%,transparent)"
-    style = f"{_CELL};background:{colour};color:var(--jp-content-font-color1,inherit)"
-    return f'<td title="{escape(cell.title)}" style="{style}">{_short(cell.text)}</td>'
+    return f'<td title="{escape(cell.title)}" style="{_CELL};background:{colour}">{_short(cell.text)}</td>'
 
 
 def _short(text: str) -> str:
-    """A token as a reader can tell it apart: white space drawn, and cut."""
-    drawn = text.replace("\n", "⏎").replace("\t", "⇥")
-    if drawn.startswith(" "):
-        drawn = "·" + drawn[1:]
-    drawn = drawn if len(drawn) <= _WIDEST else f"{drawn[: _WIDEST - 1]}…"
-    return escape(drawn) or "∅"
+    return escape(shortened(visible(text), _WIDEST)) or "∅"

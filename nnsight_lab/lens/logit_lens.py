@@ -10,15 +10,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
+from nnsight_lab.errors import LensRefused
 from nnsight_lab.lens.grid import Cell, grid
+from nnsight_lab.lens.shown import Shown
+from nnsight_lab.lens.tokens import shortened, visible
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class LogitLens:
+class LogitLens(Shown):
     """What each layer would say next, at each position of one prompt.
 
     All tensors are on the CPU and own their memory. "Final" is the token that the last layer, so the model
@@ -56,6 +59,8 @@ class LogitLens:
     target_probabilities: torch.Tensor | None
     texts: Mapping[int, str]
 
+    view: ClassVar[str] = "nnsight_lab.widgets.lens:LensView"
+
     @property
     def top_tokens(self) -> list[list[list[str]]]:
         """The text of the top tokens, ``[layer][position][k]``."""
@@ -76,7 +81,7 @@ class LogitLens:
         if self.final_ids is not None and self.positions:
             said = f", at the end {self.final_tokens[-1]!r}"
         return (
-            f"<LogitLens {len(self.layers)} layers x {len(self.positions)} positions, "
+            f"<LogitLens {_many(len(self.layers), 'layer')} x {_many(len(self.positions), 'position')}, "
             f"top {self.top_ids.shape[-1]}{said}>"
         )
 
@@ -84,9 +89,12 @@ class LogitLens:
         """A DataFrame with a row for each layer, position and place among the top.
 
         Raises:
-            ImportError: When pandas is not installed.
+            LensRefused: When pandas is not installed.
         """
-        import pandas as pd  # not a dependency
+        try:
+            import pandas as pd  # not a dependency
+        except ImportError:
+            raise LensRefused("to_pandas needs pandas, which is not installed: pip install pandas") from None
 
         layers, positions, top_k = self.top_ids.shape
 
@@ -131,6 +139,13 @@ class LogitLens:
     def _cell(self, layer: int, position: int) -> Cell:
         ids = self.top_ids[layer, position, :5].tolist()
         shares = self.top_probabilities[layer, position, :5].tolist()
-        lines = [f"{self.texts[i]!r} {share:.1%}" for i, share in zip(ids, shares, strict=True)]
+        lines = [
+            f"{shortened(visible(self.texts[i]), 40)} {share:.1%}"
+            for i, share in zip(ids, shares, strict=True)
+        ]
         lines.append(f"entropy {float(self.entropy[layer, position]):.2f} nats")
         return Cell(self.texts[ids[0]], shares[0], "\n".join(lines))
+
+
+def _many(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -102,6 +102,12 @@ def logit_lens(
     __tracebackhide__ = True
     if colour not in _COLOURS:
         raise PlotRefused(f"colour={colour!r} is not known: write one of {', '.join(map(repr, _COLOURS))}.")
+    if isinstance(result, list | tuple):
+        raise PlotRefused(
+            f"this is a list of {len(result):,} lenses; a figure shows one: lab.plot.logit_lens(lenses[0])."
+        )
+    if not hasattr(result, "top_probabilities"):
+        raise PlotRefused(f"this is {type(result).__name__}, and a logit lens is what lab.logit_lens gives.")
     read = _Read(result)
     chosen, note = _chosen(positions, len(read.layers), len(read.places))
     across = Axis(

@@ -42,3 +42,9 @@ KEEP: Final = "keep"
 DROP: Final = "drop"
 #: What it says unasked.
 CHANGED: Final = "changed"
+
+#: What a lens and an attention view are asked.
+PROMPT: Final = "prompt"
+CELLS: Final = "cells"
+CELL: Final = "cell"
+HEADS: Final = "heads"

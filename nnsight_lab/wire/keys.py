@@ -25,7 +25,7 @@ REGISTER = "lab_register"
 CLEAR = "lab_clear"
 RELEASE = "lab_release"
 FREE = "lab_free"
-LENS = "lab_lens"
+LOOK = "lab_look"
 COUNT = "nnsight_request_count"
 #: Memory that is free in a worker's heap goes back to the system.
 TRIM = "lab_trim"

@@ -5,6 +5,11 @@ tensors. Norm and unembedding are the model's own modules, called the way the mo
 nnsight stood down, so that the calls serve no block and count as no visit. And each checks itself on the
 request it runs for, because an architecture may do more than its modules show: the last layer's lens must
 give the model's logits, a pattern times the values must give the attention's output.
+
+The worker does one thing at a time, and a whole vocabulary for every layer and position takes a CPU a
+minute. So a request's block only keeps what is to be read (streams through the norm, queries and keys), under
+a key of the engine's, and the reading goes in messages of a fraction of a second, between which the worker
+serves others and an interrupt needs nothing undone but the key.
 """
 
 from __future__ import annotations
@@ -12,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import reduce
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -28,6 +33,67 @@ _APART = {torch.float32: 1e-3, torch.float16: 0.03, torch.bfloat16: 0.06}
 _APART_QUANTISED = 0.2
 
 
+class _Streams(NamedTuple):
+    """For each layer ``[position, hidden]`` through the final norm, and the model's last layer."""
+
+    normed: list[torch.Tensor]
+    last: torch.Tensor
+
+
+class _Heads(NamedTuple):
+    """A layer's queries ``[token, head, dim]`` and keys ``[token, kv_head, dim]``, and what else counts."""
+
+    query: torch.Tensor
+    key: torch.Tensor
+    form: AttentionForm
+
+
+#: What requests kept to be read, until the engine says that it was.
+_KEPT: dict[str, _Streams | list[_Heads]] = {}
+
+
+def piece(
+    model: Any,
+    *,
+    key: str = "",
+    drop: list[str] | None = None,
+    stream: torch.Tensor | None = None,
+    **asked: Any,
+) -> dict[str, torch.Tensor]:
+    """A part of a look that takes a fraction of a second.
+
+    Args:
+        model: The root envoy.
+        key: Of what a request kept.
+        drop: Keys of which no more is read; then nothing else is asked.
+        stream: A saved stream instead of a key, with the other arguments of `lens_of_stream`.
+        **asked: Of a lens ``first`` and ``last`` (positions), ``top_k`` and ``target``; of attention
+            ``layers`` (places among those kept), ``heads``, ``queries`` and ``dtype``.
+
+    Returns:
+        As `lens_of_hidden`; of attention ``patterns`` ``[layer, head, query, key]``.
+    """
+    for name in drop or ():
+        _KEPT.pop(name, None)
+    if drop is not None:
+        return {"kept": torch.tensor(len(_KEPT))}
+    if stream is not None:
+        return lens_of_stream(model, stream, **asked)
+    kept = _KEPT.get(key)
+    if kept is None:
+        raise LensRefused("the worker does not have it any more; ask again")
+    if isinstance(kept, _Streams):
+        part = slice(asked["first"], asked["last"])
+        normed = [hidden[part] for hidden in kept.normed]
+        return lens_of_hidden(model, normed, kept.last[part], top_k=asked["top_k"], target=asked["target"])
+    dtype = getattr(torch, asked["dtype"])
+    found = [
+        _pattern(layer.query, layer.key, layer.form, asked["heads"], asked["queries"], dtype)
+        for layer in (kept[at] for at in asked["layers"])
+    ]
+    return {"patterns": torch.stack(found)}
+
+
 def lens_of_request(
     model: Any,
     *,
@@ -37,11 +103,10 @@ def lens_of_request(
     tokens: int,
     wanted: list[int],
     positions: list[int],
-    top_k: int,
-    target: int | None,
+    key: str,
     check: bool,
-) -> dict[str, torch.Tensor]:
-    """The lens of the request whose block calls this.
+) -> bool:
+    """Keep the streams of the request whose block calls this, through the final norm.
 
     Args:
         model: The root envoy.
@@ -51,12 +116,11 @@ def lens_of_request(
         tokens: How long the prompt is.
         wanted: Which of them, ascending.
         positions: Which tokens of the prompt.
-        top_k: How many of the likeliest tokens.
-        target: A token to look for.
+        key: What they are kept under, for `piece`.
         check: Whether to compare with the model's logits; not where an edit may have changed them.
 
     Returns:
-        As `lens_of_hidden`.
+        That they are kept.
 
     Raises:
         LensRefused: When the last layer's lens is not what the model says.
@@ -69,11 +133,10 @@ def lens_of_request(
         _whole(residual(output).shape[0], tokens)
         normed.append(_normed(final, output, rows))
     last = normed[-1]
-    kept = [hidden[:-1] for hidden in normed[: len(wanted)]]
-    found = lens_of_hidden(model, kept, last[:-1], top_k=top_k, target=target)
     if check:
         _agrees(_unembed(model, last[-1:]), model.logits[-1:], last.dtype, "the model's own logits", "lens")
-    return found
+    _KEPT[key] = _Streams([hidden[:-1] for hidden in normed[: len(wanted)]], last[:-1])
+    return True
 
 
 def lens_of_stream(
@@ -156,45 +219,43 @@ def attention_of_request(
     layers: str,
     tokens: int,
     wanted: list[int],
-    heads: list[int],
-    queries: list[int],
-    dtype: str,
+    key: str,
     check: bool,
-) -> list[torch.Tensor]:
-    """The attention patterns of the request whose block calls this.
+) -> bool:
+    """Keep the queries and keys of the request whose block calls this.
 
     Args:
         model: The root envoy.
         layers: The path of the decoder layers.
         tokens: How long the prompt is.
         wanted: Which of them, ascending.
-        heads: Which query heads.
-        queries: Which tokens to look from.
-        dtype: ``"float32"`` or ``"float16"``.
+        key: What they are kept under, for `piece`.
         check: Whether to compare with the attention's output; not where an edit may have changed it.
 
     Returns:
-        For each layer ``[head, query, key]``.
+        That they are kept.
 
     Raises:
         LensRefused: When a layer's attention is more than its queries and keys, or does not give the
             output that the model computed.
     """
     decoder = _at(model, layers)
-    found = []
+    kept = []
     for number in wanted:
         form = attention_form(decoder[number]._module)
         attention = _at(decoder[number], form.path)
         args, named = attention.inputs
-        query, key, value = (*args, *(named[n] for n in ("query", "key", "value") if n in named))[:3]
-        query = query.reshape(-1, form.heads, form.head_size)
-        key = key.reshape(-1, form.kv_heads, form.head_size)
-        _whole(key.shape[0], tokens)
-        found.append(_pattern(query, key, form, heads, queries, getattr(torch, dtype)))
+        asks, offers, value = (*args, *(named[n] for n in ("query", "key", "value") if n in named))[:3]
+        # Copies: the model's own buffers are written over by the next layer.
+        asks = asks.reshape(-1, form.heads, form.head_size).clone()
+        offers = offers.reshape(-1, form.kv_heads, form.head_size).clone()
+        _whole(offers.shape[0], tokens)
+        kept.append(_Heads(asks, offers, form))
         if check:
-            value = value.reshape(key.shape[0], form.kv_heads, -1)
-            _gives(query, key, value, form, attention, f"layer {number}'s attention")
-    return found
+            value = value.reshape(offers.shape[0], form.kv_heads, -1)
+            _gives(asks, offers, value, form, attention, f"layer {number}'s attention")
+    _KEPT[key] = kept
+    return True
 
 
 def _pattern(

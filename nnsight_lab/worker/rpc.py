@@ -25,10 +25,10 @@ class LabRPC:
         encoded: bytes = self.model_runner.lab_collect(ids, outputs, returned)
         return encoded
 
-    def lab_lens(self, asked: bytes) -> bytes:
-        """The logit lens of a residual stream that was saved before."""
-        read: bytes = self.model_runner.lab_lens(asked)
-        return read
+    def lab_look(self, asked: bytes) -> bytes:
+        """A piece of a logit lens or of attention patterns."""
+        found: bytes = self.model_runner.lab_look(asked)
+        return found
 
     def lab_free(self, ids: list[str]) -> None:
         """Forget aborted requests."""

@@ -6,6 +6,7 @@ and no constructor state. What comes home is the codec's bytes: no pickle of dat
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import torch
@@ -101,19 +102,22 @@ class LabRunner(NNsightGPUModelRunner):
     def _take_back(self, extents: bytes) -> None:
         self.courier.release([e for e in decode(extents) if e.rank == self.lab_rank])
 
-    def lab_lens(self, asked: bytes) -> bytes:
-        """The logit lens of a residual stream that was saved before, as the codec's bytes.
+    def lab_look(self, asked: bytes) -> bytes:
+        """A piece of a look, as the codec's bytes.
 
         Args:
-            asked: The arguments of `looking.lens_of_stream`, encoded.
+            asked: The arguments of `looking.piece`, encoded.
 
         Returns:
-            Its tensors; or ``{"refused": why}``, since an exception here says nothing to the caller.
+            What it returns, and ``seconds``; or ``{"refused": why}``, since an exception here says nothing to
+            the caller.
         """
         try:
+            began = time.perf_counter()
             with torch.inference_mode():
-                found = looking.lens_of_stream(self.nnsight_model, **decode(asked))
-            return encode({name: value.cpu() for name, value in found.items()})
+                found = looking.piece(self.nnsight_model, **decode(asked))
+                found = {name: value.cpu() for name, value in found.items()}
+            return encode({**found, "seconds": time.perf_counter() - began})
         except Exception as error:
             return encode({"refused": f"{type(error).__name__}: {error}"})
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -12,6 +13,8 @@ import nnsight_lab as lab
 from nnsight_lab.engine import looking, questions
 from nnsight_lab.errors import EngineNotStarted, Interrupted, LensRefused, RequestRefused
 from nnsight_lab.lens.anatomy import Anatomy
+from nnsight_lab.wire.codec import decode, encode
+from nnsight_lab.wire.keys import LOOK
 from nnsight_lab.worker.looking import _agrees
 from tests import models
 from tests.waiting import CAT, FOX, GREEDY, TOWER, freed, interrupt, when_running
@@ -110,6 +113,15 @@ def test_a_streams_layers_are_those_that_were_named(engine):
     assert found.final_ranks[0].tolist() == [0, 0]
 
 
+def test_a_stream_may_stand_where_a_prompt_does(engine):
+    streams = torch.randn(models.LAYERS, 5, models.HIDDEN)
+    for given in (streams, list(streams)):
+        same(engine.logit_lens(given), engine.logit_lens(residual=streams))
+    same(engine.logit_lens(streams[1]), engine.logit_lens(residual=streams[1]))
+    ids = torch.tensor(engine.tokenizer(TOWER).input_ids)
+    same(engine.logit_lens(ids), engine.logit_lens(TOWER))
+
+
 def test_a_block_can_read_logits_and_patterns_itself(engine):
     model = engine.model
     with engine.trace(TOWER, **GREEDY):
@@ -149,6 +161,70 @@ def test_an_interrupt_aborts_the_look_and_keeps_the_engine(engine):
     running()
     freed(engine)
     same(engine.logit_lens(TOWER), engine.logit_lens(TOWER))
+
+
+def kept(engine):
+    """How many looks the worker still keeps something of."""
+    return int(decode(engine.rpc(LOOK, encode({"drop": []}))[0])["kept"])
+
+
+@pytest.mark.parametrize("look", ["logit_lens", "attention"])
+def test_an_interrupt_between_two_pieces_gives_the_engine_back_at_once(engine, monkeypatch, look):
+    prompt = [5 + i % 200 for i in range(900)]
+    getattr(engine, look)(TOWER)  # what is built once is built
+    monkeypatch.setattr(looking, "_MESSAGE_BYTES", 1)  # 900 pieces of a millisecond, or 14,400
+    shares = []
+
+    def pressed(share):
+        shares.append(share)
+        if len(shares) == 20:
+            interrupt()
+
+    with pytest.raises(Interrupted):
+        getattr(engine, look)(prompt, progress=pressed)
+    began = time.monotonic()
+    engine.generate(CAT, **GREEDY)
+    assert time.monotonic() - began < 2
+    assert len(shares) < 40
+    assert shares == sorted(shares)
+    assert 0 < shares[-1] < 0.5
+    assert kept(engine) == 0
+    freed(engine)
+
+
+def test_nothing_is_kept_of_a_look_that_is_done_or_was_refused(engine, monkeypatch):
+    shares = []
+    engine.logit_lens([TOWER, CAT], progress=shares.append)
+    engine.attention([TOWER, CAT], progress=shares.append)
+    assert shares.count(1.0) == 2
+    assert kept(engine) == 0
+    wrong = Anatomy("model.layers", "model.layers.0.input_layernorm")
+    monkeypatch.setattr(questions, "anatomy", lambda model, count: wrong)
+    with pytest.raises(LensRefused):
+        engine.logit_lens([TOWER, CAT])
+    assert kept(engine) == 0
+
+
+def test_patterns_are_the_same_in_pieces_of_any_size(engine, monkeypatch):
+    asked = {"layers": [3, 0, 1], "heads": [2, 0, 3], "queries": [7, 1, 15, 2]}
+    whole = engine.attention(TOWER, **asked)
+    for most in (4, 4 * 16 * 3, 4 * 16 * 4, 4 * 16 * 4 * 2, 4 * 16 * 4 * 3 * 2):
+        monkeypatch.setattr(looking, "_MESSAGE_BYTES", most)
+        found = engine.attention(TOWER, **asked)
+        torch.testing.assert_close(found.patterns, whole.patterns, **CLOSE)
+    every = engine.attention(TOWER)
+    torch.testing.assert_close(
+        whole.patterns, every.patterns[[3, 0, 1]][:, [2, 0, 3]][:, :, [7, 1, 15, 2]], **CLOSE
+    )
+
+
+def test_the_last_is_named_in_every_way_and_everywhere(engine):
+    for last in ("last", -1, [-1], slice(-1, None), 3):
+        assert engine.logit_lens(TOWER, layers=last).layers == (3,)
+        assert engine.attention(TOWER, layers=last).layers == (3,)
+    for last in ("last", -1, [-1], 15):
+        assert engine.logit_lens(TOWER, positions=last).positions == (15,)
+        assert engine.attention(TOWER, queries=last, layers=0).queries == (15,)
 
 
 # -- what cannot be right ----------------------------------------------------------------------------------
@@ -198,7 +274,11 @@ HIDDEN = models.HIDDEN
         ({"layers": [0, -5]}, "There is no layer -5: the model has 4 layers."),
         ({"layers": []}, "No layer was asked for: the model has 4 layers."),
         ({"layers": [1, -3]}, "A layer was asked for twice: [1, 1]."),
-        ({"layers": "last"}, "layers: 'last' is neither \"all\" nor numbers."),
+        ({"layers": "first"}, 'layers: \'first\' is neither "all", "last" nor numbers.'),
+        ({"layers": True}, "True is not the number of a layer."),
+        ({"positions": slice(3, 3)}, "No position was asked for: prompt 0 has 16 tokens."),
+        ({"top": 5}, "'top' is not an option of logit_lens. Did you mean 'top_k'?"),
+        ({"position": -1}, "'position' is not an option of logit_lens. Did you mean 'positions'?"),
         ({"layers": 1.5}, "1.5 is not the number of a layer."),
         ({"positions": [0, 16]}, "There is no position 16: prompt 0 has 16 tokens."),
         ({"top_k": 0}, "top_k=0 is not between 1 and the vocabulary's 258."),
@@ -206,7 +286,7 @@ HIDDEN = models.HIDDEN
         ({"target": "xyz"}, "target='xyz' is 3 tokens ('x', 'y', 'z'): give one token, or its id."),
         ({"target": 258}, "target=258 is not a token: the vocabulary has 258."),
         ({"target": 2.5}, "target=2.5 is neither a token's text nor its id."),
-        ({"target": ["x", "y"]}, "target lists 2 tokens for 1 prompts."),
+        ({"target": ["x", "y"]}, "target lists 2 tokens for 1 prompt."),
         (
             {"residual": torch.zeros(16, 5)},
             f"residual has a width of 5; this model's streams are {HIDDEN} wide.",
@@ -236,6 +316,8 @@ def test_a_question_without_an_answer_is_one_line(engine, asked, line):
     [
         ({"heads": 4}, "There is no head 4: the model has 4 heads."),
         ({"queries": 16}, "There is no query 16: prompt 0 has 16 tokens."),
+        ({"queries": "none"}, 'queries: \'none\' is neither "all", "last" nor numbers.'),
+        ({"head": 0}, "'head' is not an option of attention. Did you mean 'heads'?"),
         ({"dtype": "bfloat16"}, 'dtype=\'bfloat16\' is neither "float32" nor "float16".'),
         (
             {"max_bytes": 16000},
@@ -260,3 +342,17 @@ def test_prompts_that_are_none_are_refused(engine):
     with pytest.raises(EngineNotStarted):
         lab.logit_lens(TOWER, engine="nobody")
     freed(engine)
+
+
+def test_a_model_without_patterns_says_why_in_the_place_of_the_view(engine, monkeypatch):
+    def refused(layer):
+        raise LensRefused("its attention (MLAAttention) works on compressed keys (MLA)")
+
+    monkeypatch.setattr(questions, "attention_form", refused)
+    with pytest.raises(LensRefused) as raised:
+        engine.attention(TOWER, layers=2)
+    (line,) = raised.value._render_traceback_()
+    assert line.endswith(
+        "Layer 2 has no pattern that would be right: its attention (MLAAttention) works on compressed keys "
+        "(MLA)."
+    )

@@ -93,3 +93,45 @@ def test_a_pattern_is_found_by_the_models_own_numbers():
         found.pattern(3, 0)
     with pytest.raises(LensRefused, match=r"Head 1 is not here; there are 0, 5\."):
         found.pattern(4, 1)
+
+
+def test_a_page_of_many_layers_shows_some_and_says_so():
+    deep = lens(
+        layers=tuple(range(90)),
+        top_ids=torch.zeros(90, 3, 2, dtype=torch.int64),
+        top_probabilities=torch.full((90, 3, 2), 0.5),
+        entropy=torch.zeros(90, 3),
+    )
+    page = deep._repr_html_()
+    assert "1 of 3 layers of 90" in page
+    assert page.count('scope="row"') == 30
+    assert "layer 89" in page
+
+
+def test_tokens_in_a_page_are_shown_as_everywhere_else():
+    texts = {**TEXTS, 0: "\u200b\x1b", 2: "e\u0301\t"}
+    page = lens(texts=texts, tokens=(" a b", "\u200b", "x"))._repr_html_()
+    for shown in ("·a·b", "\\u200b\\x1b", "⇥"):
+        assert shown in page
+    assert "\u200b" not in page
+
+
+def test_a_table_without_pandas_is_one_line(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(LensRefused, match="not installed: pip install pandas"):
+        lens().to_pandas()
+
+
+def test_attention_is_drawn_in_a_page_with_what_is_left_out():
+    patterns = torch.rand(3, 12, 200, 200).tril()
+    found = Attention(
+        patterns, (0, 4, 7), tuple(range(12)), tuple(range(200)), tuple(range(200)), ("<b>",) * 200
+    )
+    page = found._repr_html_()
+    assert page.count("<img") == 8
+    assert "Attention of layer 7" in page
+    assert "8 of 12 heads are drawn" in page
+    assert "Of 3 layers one is drawn" in page
+    assert "200 queries x 200 keys" in page
+    assert "<b>" not in page
+    assert len(page) < 200_000

@@ -348,6 +348,15 @@ def test_a_logit_lens_whose_parts_do_not_fit_is_refused(
         logit_lens(dataclasses.replace(fake_lens(), **changed), **options)
 
 
+def test_a_list_of_lenses_or_something_else_is_refused_in_one_line() -> None:
+    with pytest.raises(
+        PlotRefused, match=r"a list of 2 lenses; a figure shows one: lab\.plot\.logit_lens\(lenses"
+    ):
+        logit_lens([fake_lens(), fake_lens()])
+    with pytest.raises(PlotRefused, match="this is str, and a logit lens is what"):
+        logit_lens("a prompt")
+
+
 def test_a_logit_lens_takes_numpy_arrays() -> None:
     lens = fake_lens()
     arrays = {

@@ -28,6 +28,8 @@ export class Conversation {
   bytes = 0;
   /** Told when a question waits for long, and when it does no more. */
   slow: (slow: boolean) => void = () => undefined;
+  /** What every question says beside its own words. */
+  always: Record<string, unknown> = {};
   #model: AnyModel;
   #waiting = new Map<string, Waiting>();
   #next = 0;
@@ -73,7 +75,7 @@ export class Conversation {
         }
       });
       this.#watch();
-      const question = { ...content, [kinds.ASK]: id, [kinds.KIND]: kind, [kinds.VIEW]: this.view };
+      const question = { ...this.always, ...content, [kinds.ASK]: id, [kinds.KIND]: kind, [kinds.VIEW]: this.view };
       try {
         this.#model.send(question);
       } catch (error) {

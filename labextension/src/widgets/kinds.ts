@@ -27,3 +27,8 @@ export const WRITE = 'write';
 export const KEEP = 'keep';
 export const DROP = 'drop';
 export const CHANGED = 'changed';
+
+export const PROMPT = 'prompt';
+export const CELLS = 'cells';
+export const CELL = 'cell';
+export const HEADS = 'heads';
