@@ -32,10 +32,11 @@ if TYPE_CHECKING:
     from nnsight_lab.engine.status import StartProgress, StopReport
     from nnsight_lab.engine.stream import Stream
     from nnsight_lab.engine.tracer import EditTracer, LabTracer
-    from nnsight_lab.plots.token_strip import TokenStrip
+    from nnsight_lab.plots.token_strip import TokenStrip as StillStrip
     from nnsight_lab.saves.saved_file import SavedFile
     from nnsight_lab.saves.store import SavesStore
     from nnsight_lab.widgets.browser import SavesBrowser
+    from nnsight_lab.widgets.token_strip import TokenStrip
 
     def saves(engine: str | None = None) -> SavesStore:
         """The saves of every request of the current engine, by label."""
@@ -275,16 +276,26 @@ async def aattention(*prompts: Any, engine: str | None = None, **options: Any) -
     return await _manager().engine(engine).aattention(*prompts, **options)
 
 
-def token_strip(tokens: Sequence[str], scores: Any, **options: Any) -> TokenStrip:
+def token_strip(tokens: Sequence[str], scores: Any, **options: Any) -> TokenStrip | StillStrip:
     """Tokens with scores as colours behind them; see `nnsight_lab.plots.token_strip.token_strip`.
 
-    ``lab.token_strip(texts, scores, token_ids=ids)``; scores are ``[token]``, or ``[row, token]`` for a row
-    per layer or head.
+    ``strip = lab.token_strip(texts, scores, token_ids=ids)``; scores are ``[token]``, or ``[row, token]`` for
+    a row per layer or head. A click or Enter on a token chooses that position in every view of the same
+    tokens; ``strip.position`` is the choice, and setting it chooses.
+
+    Returns:
+        A widget, which is html where no widget runs; the html alone where the widgets were not built.
     """
     __tracebackhide__ = True
     from nnsight_lab.plots.token_strip import token_strip as of_tokens  # torch and plotly
 
-    return of_tokens(tokens, scores, **options)
+    still = of_tokens(tokens, scores, **options)
+    from nnsight_lab.widgets.token_strip import TokenStrip as of_strip  # anywidget
+
+    try:
+        return of_strip(still)
+    except errors.WidgetError:
+        return still
 
 
 #: Rooms that are loaded when they are first asked for: ``lab.lens`` needs torch, ``lab.plot`` plotly.

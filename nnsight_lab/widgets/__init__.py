@@ -2,5 +2,6 @@
 
 from nnsight_lab.widgets.browser import SavesBrowser
 from nnsight_lab.widgets.heatmap import Heatmap
+from nnsight_lab.widgets.token_strip import TokenStrip
 
-__all__ = ["Heatmap", "SavesBrowser"]
+__all__ = ["Heatmap", "SavesBrowser", "TokenStrip"]

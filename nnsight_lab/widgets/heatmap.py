@@ -18,12 +18,15 @@ import torch
 import traitlets
 
 from nnsight_lab.errors import CellUsageError, nearest
+from nnsight_lab.lens.tokens import visible
 from nnsight_lab.saves.label import SaveKey, SaveLabel
 from nnsight_lab.saves.table import shown
 from nnsight_lab.widgets import colours, kinds, spans
-from nnsight_lab.widgets.base import Answer, LabWidget, Question, answers, long
+from nnsight_lab.widgets.base import Answer, Question, answers, long
+from nnsight_lab.widgets.positions import Positioned
 from nnsight_lab.widgets.reduce import HOWS, How, numbers, reduce_blocks
-from nnsight_lab.widgets.sources import Source, source_of
+from nnsight_lab.widgets.sequences import sequence_key
+from nnsight_lab.widgets.sources import SavedSource, Source, source_of
 from nnsight_lab.widgets.tiles import CACHE_BYTES, TILE, Leads, Level, Place, Tiles
 from nnsight_lab.widgets.words import counted, exact, index_text, shape_words, short
 
@@ -39,7 +42,7 @@ _MAX_LABELS: Final = 400
 _MAX_BINS: Final = 4096
 
 
-class Heatmap(LabWidget):
+class Heatmap(Positioned):
     """A picture of a tensor, array or saved value; zoom, pan, and see the exact numbers.
 
     The last two dimensions are rows and columns; sliders walk the others. One of 1-D is drawn as a line.
@@ -53,6 +56,12 @@ class Heatmap(LabWidget):
         axes: The dimensions' names, one each, or of the last ones.
         rows: Labels of the rows, such as tokens.
         columns: Labels of the columns.
+        tokens: The texts of the tokens that the rows or columns stand for, in their order. They label
+            that axis, and its position is chosen together with that of every view of these tokens: a click
+            on a cell chooses, and the chosen one is marked. A saved value whose axis is as long as its
+            request's prompt needs none of this.
+        token_ids: Their ids, which tell one sequence from another better than texts do; may stand alone.
+        token_axis: ``"rows"``, ``"columns"``, ``"both"``; ``"auto"`` takes those of that length.
         how: What one block shows from afar: ``"mean"``, ``"max"``, ``"min"`` or ``"absmax"``.
         scale: ``"auto"``, ``"sequential"``, ``"diverging"`` (around zero) or ``"log"`` (of magnitudes).
         clip: What the colours span: ``"robust"`` (the middle 98 % of what is drawn), ``"full"``, or two
@@ -62,6 +71,7 @@ class Heatmap(LabWidget):
 
     Attributes:
         picked: The index of what was last shown in detail, as in ``tensor[heatmap.picked]``; None before.
+        position: The chosen place in the tokens' sequence, here or in any view of it; setting it chooses.
 
     Raises:
         SavesError: It cannot be drawn.
@@ -82,6 +92,8 @@ class Heatmap(LabWidget):
     poster = traitlets.Unicode().tag(sync=True)
     described = traitlets.Unicode().tag(sync=True)
     palettes = traitlets.Dict().tag(sync=True)
+    #: Of rows and columns, the position that the first one is; None where they are no positions.
+    places = traitlets.List(traitlets.Int(allow_none=True)).tag(sync=True)
 
     def __init__(
         self,
@@ -92,6 +104,9 @@ class Heatmap(LabWidget):
         axes: Sequence[str] | None = None,
         rows: Sequence[Any] | None = None,
         columns: Sequence[Any] | None = None,
+        tokens: Sequence[str] | None = None,
+        token_ids: Sequence[int] | None = None,
+        token_axis: str = "auto",
         how: str = "mean",
         scale: str = "auto",
         clip: str | tuple[float, float] = "robust",
@@ -103,6 +118,17 @@ class Heatmap(LabWidget):
         _one_of("scale", scale, spans.SCALES)
         clip = _clip_of(clip, scale)
         self._tiles = Tiles(source, cache_bytes)
+        if tokens is None and token_ids is None:
+            self._ids, on = _ids_of(source), []
+            if self._ids:
+                on = _axes_of_length(source.shape, len(self._ids))
+        else:
+            on = _token_axes(source.shape, tokens, token_ids, token_axis)
+            self._ids = tuple(map(int, token_ids or ()))
+            texts = None if tokens is None else [visible(str(text)) for text in tokens]
+            rows = texts if rows is None and 0 in on else rows
+            columns = texts if columns is None and 1 in on else columns
+        self._known = range(len(tokens if tokens is not None else self._ids) if on else 0)
         self._labels = [
             _labels_of(rows, self._tiles.rows, "rows"),
             _labels_of(columns, self._tiles.columns, "columns"),
@@ -119,8 +145,14 @@ class Heatmap(LabWidget):
             settings={"how": how, "scale": scale, "clip": clip if isinstance(clip, str) else list(clip)},
             height=int(height),
             palettes={**colours.PALETTES, **colours.SPECIAL},
+            places=[0 if axis in on else None for axis in (0, 1)],
+            sequence=sequence_key(self._ids, tokens or ()) if on else "",
         )
         self.described = self._described()
+
+    def positions(self) -> range:
+        """The positions that its rows or columns are."""
+        return self._known
 
     @property
     def source(self) -> Source | None:
@@ -416,6 +448,34 @@ def _labels_of(given: Sequence[Any] | None, size: int, what: str) -> list[str] |
     if len(given) != size:
         raise CellUsageError(f"{what} has {len(given):,} labels, and there are {size:,} {what}")
     return [str(label) for label in given]
+
+
+def _ids_of(source: Source) -> tuple[int, ...]:
+    """The tokens of the prompt that a saved value belongs to."""
+    return source.prompt_ids if isinstance(source, SavedSource) else ()
+
+
+def _axes_of_length(shape: tuple[int, ...], length: int) -> list[int]:
+    """Which of rows (0) and columns (1) are that many; one of 1-D has columns only."""
+    drawn = shape[-2:] if len(shape) > 1 else (-1, *shape)
+    return [axis for axis, size in enumerate(drawn) if size == length]
+
+
+def _token_axes(
+    shape: tuple[int, ...], tokens: Sequence[str] | None, ids: Sequence[int] | None, wanted: str
+) -> list[int]:
+    _one_of("token_axis", wanted, ("auto", "rows", "columns", "both"))
+    if isinstance(tokens, (str, bytes)):
+        raise CellUsageError("tokens is one text: give a list with each token's text")
+    if tokens is not None and ids is not None and len(tokens) != len(ids):
+        raise CellUsageError(f"{len(ids):,} token ids do not fit {len(tokens):,} tokens")
+    length = len(tokens if tokens is not None else ids or ())
+    fitting = _axes_of_length(shape, length)
+    asked = {"auto": fitting, "rows": [0], "columns": [1], "both": [0, 1]}[wanted]
+    if not asked or not set(asked) <= set(fitting):
+        where = "rows or columns" if wanted == "auto" else "rows and columns" if wanted == "both" else wanted
+        raise CellUsageError(f"{length:,} tokens do not fit the {where} of shape {list(shape)}")
+    return asked
 
 
 def _axes_of(given: Sequence[str] | None, dims: int) -> list[str]:

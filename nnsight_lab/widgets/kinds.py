@@ -42,3 +42,10 @@ KEEP: Final = "keep"
 DROP: Final = "drop"
 #: What it says unasked.
 CHANGED: Final = "changed"
+
+#: What a view of a sequence is told, and what a token strip is asked.
+CHOOSE: Final = "choose"
+TOKENS: Final = "tokens"
+STOP: Final = "stop"
+#: What a live view says unasked: there is more.
+GREW: Final = "grew"

@@ -1,5 +1,6 @@
 import type { AnyModel } from '@anywidget/types';
 import { Axes } from './axes';
+import { Chooser } from './chooser';
 import { Conversation, KernelError } from './conversation';
 import { Detail } from './detail';
 import { Disposer } from './disposer';
@@ -27,6 +28,8 @@ interface State {
   poster: string;
   described: string;
   palettes: Palettes;
+  /** Of rows and columns, the position that the first one is; null where they are no positions. */
+  places: [number | null, number | null];
 }
 
 const KEYS =
@@ -42,6 +45,7 @@ class Heatmap {
   #conversation: Conversation;
   #stage: Stage | null = null;
   #painter: Matrix | Line;
+  #chooser: Chooser | null = null;
   #axes: Axes;
   #legend: Legend;
   #detail: Detail;
@@ -63,7 +67,7 @@ class Heatmap {
     readonly root: HTMLElement
   ) {
     const get = <K extends keyof State>(name: K) => model.get(name) as State[K];
-    const names = ['name', 'shape', 'dtype', 'size', 'axes', 'labelled', 'settings', 'height', 'poster', 'described', 'palettes'] as const;
+    const names = ['name', 'shape', 'dtype', 'size', 'axes', 'labelled', 'settings', 'height', 'poster', 'described', 'palettes', 'places'] as const;
     this.#state = Object.fromEntries(names.map(name => [name, get(name)])) as unknown as State;
     const { shape, palettes, settings, labelled } = this.#state;
     this.#settings = { ...settings, leads: shape.slice(0, -2).map(() => 0) };
@@ -86,6 +90,10 @@ class Heatmap {
       text => this.#announce(text)
     );
     this.#build();
+    if (this.#stage && this.#state.places?.some(first => first !== null)) {
+      const knows = (position: number) => this.#cellOf(position).some(at => at !== null);
+      this.#chooser = new Chooser(model, this.#conversation, knows, position => this.#mark(position), this.#disposer);
+    }
     this.#disposer.add(() => clearTimeout(this.#liveTimer));
   }
 
@@ -396,7 +404,28 @@ class Heatmap {
     }
   }
 
+  /** The row and the column that a position is. */
+  #cellOf(position: number | null): [number | null, number | null] {
+    const sizes = [this.#state.shape.at(-2) ?? 1, this.#state.shape.at(-1)!];
+    return this.#state.places.map((first, axis) => {
+      const at = position === null || first === null ? -1 : position - first;
+      return at >= 0 && at < sizes[axis]! ? at : null;
+    }) as [number | null, number | null];
+  }
+
+  #mark(position: number | null): void {
+    const stage = this.#stage!;
+    stage.marked = this.#cellOf(position);
+    this.root.dataset.position = position === null ? '' : String(position);
+    stage.reveal(...stage.marked);
+  }
+
   #pick(cell: Cell, byKey: boolean): void {
+    const [a, b] = this.#stage!.view.level;
+    const [row, column] = this.#state.places ?? [null, null];
+    if (this.#chooser && (row !== null || column !== null)) {
+      this.#chooser.choose(row !== null ? row + cell.row * 2 ** a : column! + cell.column * 2 ** b);
+    }
     this.#conversation
       .ask(kinds.DETAIL, this.#where(cell), answer => {
         this.#detail.show(answer, byKey);

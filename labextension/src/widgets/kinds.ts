@@ -27,3 +27,8 @@ export const WRITE = 'write';
 export const KEEP = 'keep';
 export const DROP = 'drop';
 export const CHANGED = 'changed';
+
+export const CHOOSE = 'choose';
+export const TOKENS = 'tokens';
+export const STOP = 'stop';
+export const GREW = 'grew';
