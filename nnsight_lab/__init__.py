@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from nnsight_lab.engine.status import StartProgress, StopReport
     from nnsight_lab.engine.stream import Stream
     from nnsight_lab.engine.tracer import EditTracer, LabTracer
+    from nnsight_lab.live.run import LiveRun
     from nnsight_lab.plots.token_strip import TokenStrip as StillStrip
     from nnsight_lab.saves.saved_file import SavedFile
     from nnsight_lab.saves.store import SavesStore
@@ -61,6 +62,7 @@ __all__ = [
     "generate",
     "get_engine",
     "lens",
+    "live",
     "load_ipython_extension",
     "logit_lens",
     "plot",
@@ -205,6 +207,16 @@ def stream(
 ) -> Stream:
     """Outputs as they grow, on the current engine; see `LocalEngine.stream`."""
     found: Stream = _manager().engine(engine).stream(*prompts, edits=edits, **sampling)
+    return found
+
+
+def live(*prompts: Any, engine: str | None = None, **options: Any) -> LiveRun:
+    """Run one prompt on the current engine and watch its tokens come; see `LocalEngine.live`.
+
+    ``run = lab.live("…", max_tokens=200)``: the cell goes on; ``await run`` gives the output.
+    """
+    __tracebackhide__ = True
+    found: LiveRun = _manager().engine(engine).live(*prompts, **options)
     return found
 
 

@@ -36,6 +36,8 @@ _MESSAGE_BYTES: Final = 2**20
 _PICTURE: Final = (160, 320)
 _POSTER: Final = (64, 128)
 _EXACT_VALUES: Final = 4 * 2**20
+#: While it grows.
+_GROWING: Final = (512, 512)
 _TABLE: Final = (8, 12)
 _NEAR: Final = (3, 2)
 _MAX_LABELS: Final = 400
@@ -134,6 +136,7 @@ class Heatmap(Positioned):
             _labels_of(columns, self._tiles.columns, "columns"),
         ]
         self._source_shape = source.shape
+        self._running: bool | None = None
         self.picked: tuple[int | slice, ...] | None = None
         super().__init__(
             name=name or (f"{label.name}{label.path}" if label is not None else "tensor"),
@@ -149,6 +152,87 @@ class Heatmap(Positioned):
             sequence=sequence_key(self._ids, tokens or ()) if on else "",
         )
         self.described = self._described()
+
+    @classmethod
+    def growing(
+        cls, values: torch.Tensor, *, name: str, tokens: Sequence[str], height: int = 420, **more: Any
+    ) -> Heatmap:
+        """A heatmap whose rows, or values of one dimension, are positions, and may become more by `grow`.
+
+        Args:
+            values: ``[position]``, or ``[position, …]``.
+            name: As for the class.
+            tokens: As for `grow`.
+            height: As for the class.
+            **more: As for `grow`.
+        """
+        made = cls(values, name=name, axes=["position"] if values.dim() == 1 else None, height=height)
+        made.grow(values, tokens=tokens, **more)
+        return made
+
+    def grow(
+        self,
+        values: torch.Tensor,
+        *,
+        tokens: Sequence[str],
+        token_ids: Sequence[int],
+        first: int,
+        running: bool,
+    ) -> None:
+        """Show more rows of the same: one message to the pages, with a picture of all of it.
+
+        While it runs the pages get pictures and ask for no tiles: a kernel that is busy could not answer.
+
+        Args:
+            values: All of it.
+            tokens: The texts of the sequence's tokens.
+            token_ids: Of its prompt.
+            first: The position of the first row.
+            running: Whether more may come.
+        """
+        if running == self._running and tuple(values.shape) == self._source_shape:
+            return
+        axis = 1 if values.dim() == 1 else 0
+        source = source_of(values)
+        self._tiles, self._source_shape, self._running = Tiles(source, CACHE_BYTES), source.shape, running
+        self._known = range(first, first + len(values))
+        texts = [visible(str(text)) for text in tokens[first : first + len(values)]]
+        self._labels = [None, None]
+        self._labels[axis] = [*texts, *[""] * (len(values) - len(texts))]
+        now = {
+            "shape": list(source.shape),
+            "size": shown(source.nbytes),
+            "labelled": [axis == 0, axis == 1],
+            "places": [first if axis == 0 else None, first if axis == 1 else None],
+            "sequence": sequence_key(token_ids),
+            "described": self._described(),
+        }
+        with self.untold():
+            for trait, value in now.items():
+                self.set_trait(trait, value)
+        content, buffers = self._seen_now(axis == 1)
+        self.send({kinds.KIND: kinds.GREW, "running": running, "traits": now, **content}, buffers)
+        if not running:
+            self.send_state(list(now))
+
+    def _seen_now(self, line: bool) -> tuple[dict[str, Any], list[bytes]]:
+        """All of it, small enough for a message: the numbers of a line, or the codes of a picture."""
+        rows, columns = self._tiles.rows, self._tiles.columns
+        if line:
+            level = _halvings(columns, _MAX_BINS)
+            parts = [reduce_blocks(self._numbers(()), 1, 2**level, how) for how in ("min", "max", "mean")]
+            ends = self._tiles.span((), "mean", Level(0, 0), "sequential", "full")
+            buffers = [part.values[0].to(torch.float64).numpy().tobytes() for part in parts]
+            buffers.append(parts[0].flags[0].numpy().tobytes())
+            last = -(-columns // 2**level)
+            return {"line": [0, last], "level": level, "ends": [ends.low, ends.high]}, buffers
+        level_ = Level(_halvings(rows, _GROWING[0]), _halvings(columns, _GROWING[1]))
+        how, scale, clip = self.settings["how"], self.settings["scale"], self.settings["clip"]
+        clip = clip if isinstance(clip, str) else (clip[0], clip[1])
+        blocks = reduce_blocks(self._numbers(()), 2**level_.rows, 2**level_.columns, how)
+        span = self._tiles.span((), how, level_, scale, clip)
+        codes = self._tiles.codes(blocks, span)
+        return {"picture": list(codes.shape), "span": list(span), "level": list(level_)}, [codes.tobytes()]
 
     def positions(self) -> range:
         """The positions that its rows or columns are."""
@@ -408,7 +492,8 @@ class Heatmap(Positioned):
 
     def _label(self, axis: int, at: int) -> str:
         labels = self._labels[axis]
-        return f"{at:,}" if labels is None else f"{at:,} {labels[at]!r}"
+        number = f"{at + (self.places[axis] or 0):,}"
+        return number if labels is None else f"{number} {labels[at]!r}"
 
     def _index(self, leads: Leads, row: int | slice, column: int | slice) -> tuple[int | slice, ...]:
         return (*leads, row, column)[-len(self._source_shape) :] if self._source_shape else ()

@@ -6,6 +6,8 @@ without a kernel too; each also tells its own widget here, so that a cell can re
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import traitlets
@@ -23,6 +25,8 @@ class Positioned(LabWidget):
         position: The place in the sequence that is chosen, on the page or here; None where none is. Negative
             ones count from the end.
     """
+
+    _quiet = False
 
     sequence = traitlets.Unicode().tag(sync=True)
     position = traitlets.Int(None, allow_none=True).tag(sync=True)
@@ -50,3 +54,19 @@ class Positioned(LabWidget):
         # Another view of the sequence may show more of it than this one does.
         self.position = None if place is None or int(place) not in self.positions() else int(place)
         return Answer()
+
+    # -- for those that grow -------------------------------------------------------------------
+
+    @contextmanager
+    def untold(self) -> Iterator[None]:
+        """Traits set inside are not sent to the pages."""
+        self._quiet = True
+        try:
+            yield
+        finally:
+            self._quiet = False
+
+    def send_state(self, key: Any = None) -> None:
+        """As ipywidgets has it, but for traits that the pages are told in another way."""
+        if not self._quiet:
+            super().send_state(key)

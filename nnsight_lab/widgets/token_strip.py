@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import html
 import json
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Final, NamedTuple, Protocol
 
 import numpy as np
@@ -95,7 +94,6 @@ class TokenStrip(Positioned):
     """
 
     module: ClassVar[str] = "token_strip"
-    _quiet = False
 
     heading = traitlets.Unicode().tag(sync=True)
     score_name = traitlets.Unicode().tag(sync=True)
@@ -117,7 +115,6 @@ class TokenStrip(Positioned):
     ) -> None:
         self._still = still
         self._stop = stop
-        self._quiet = False
         self._prompt = None if prompt is None else list(prompt)
         super().__init__(
             state=(state or State())._asdict(),
@@ -199,7 +196,7 @@ class TokenStrip(Positioned):
         if not grown and first == len(self) and state._asdict() == self.state and not ended:
             return
         # The pages hear of it by one message, not by one for each trait and one for the tokens.
-        with self._untold():
+        with self.untold():
             self.set_trait("state", state._asdict())
             for name, value in grown.items():
                 self.set_trait(name, value)
@@ -208,23 +205,9 @@ class TokenStrip(Positioned):
             {kinds.KIND: kinds.GREW, **content, "traits": {**grown, "state": state._asdict()}}, [buffer]
         )
         if ended:
-            with self._untold():
+            with self.untold():
                 self.kept = self._worth_keeping()
             self.send_state([*self._about(still), "state", "sequence", "kept"])
-
-    @contextmanager
-    def _untold(self) -> Iterator[None]:
-        """Traits set inside are not sent to the pages."""
-        self._quiet = True
-        try:
-            yield
-        finally:
-            self._quiet = False
-
-    def send_state(self, key: Any = None) -> None:
-        """As ipywidgets has it, but for traits that the pages are told in another way."""
-        if not self._quiet:
-            super().send_state(key)
 
     def _about(self, still: Still | None) -> dict[str, Any]:
         if still is None:

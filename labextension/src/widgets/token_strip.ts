@@ -140,11 +140,11 @@ class TokenStrip {
     };
     this.#earlier.onclick = () => this.#show(this.#first - this.#most, true);
     this.#later.onclick = () => this.#show(this.#first + this.#most, this.#first + 2 * this.#most < this.#count);
-    const bar = element('div', { class: 'nnl-bar', role: 'group', 'aria-label': 'Token strip' }, this.#earlier, this.#later, this.#ids, this.#stop);
+    const bar = element('div', { class: 'nnl-bar', role: 'group', 'aria-label': 'Token strip' }, this.#earlier, this.#later, this.#ids);
     root.append(
-      element('div', { class: 'nnl-head' }, this.#heading, this.#status, bar),
+      element('div', { class: 'nnl-head' }, this.#heading, this.#status, this.#stop),
       this.#body,
-      element('div', { class: 'nnl-foot' }, this.#readout, this.#legend),
+      element('div', { class: 'nnl-foot' }, this.#readout, this.#legend, bar),
       this.#words,
       this.#error,
       this.#live
@@ -219,7 +219,12 @@ class TokenStrip {
     if (this.#restyle()) {
       this.#cells.forEach(cell => this.#colour(cell));
     }
+    const atEnd = this.#body.scrollTop + this.#body.clientHeight >= this.#body.scrollHeight - 8;
     this.#draw(from);
+    if (running && atEnd) {
+      // Whoever reads the end goes on reading it.
+      this.#body.scrollTop = this.#body.scrollHeight;
+    }
     this.#chooser?.follow();
     this.root.dataset.state = running ? 'busy' : 'done';
     this.root.dataset.count = String(this.#tokens.length);
@@ -527,11 +532,14 @@ class TokenStrip {
       this.#active = position;
       this.#rove();
       const cell = this.#cellAt(position, this.#row);
-      if (cell && this.#names.length) {
-        // Into sight within the rows; the page stays where it is.
+      if (cell) {
+        // Into sight within the strip; the page stays where it is.
         const [box, room] = [cell.getBoundingClientRect(), this.#body.getBoundingClientRect()];
         if (box.left < room.left || box.right > room.right) {
           this.#body.scrollLeft += box.left - room.left - room.width / 2;
+        }
+        if (box.top < room.top || box.bottom > room.bottom) {
+          this.#body.scrollTop += box.top - room.top - room.height / 2;
         }
       }
     }
