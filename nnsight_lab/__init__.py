@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from nnsight_lab.engine.status import StartProgress, StopReport
     from nnsight_lab.engine.stream import Stream
     from nnsight_lab.engine.tracer import EditTracer, LabTracer
-    from nnsight_lab.live.run import LiveRun
     from nnsight_lab.plots.token_strip import TokenStrip as StillStrip
+    from nnsight_lab.runs.run import LiveRun
     from nnsight_lab.saves.saved_file import SavedFile
     from nnsight_lab.saves.store import SavesStore
     from nnsight_lab.widgets.browser import SavesBrowser

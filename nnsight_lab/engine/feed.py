@@ -43,7 +43,7 @@ class Seen(NamedTuple):
 
 
 class View(Protocol):
-    """What shows a run to somebody (`nnsight_lab.live.LiveView`, of the room above)."""
+    """What shows a run to somebody (`nnsight_lab.runs.LiveView`, of the room above)."""
 
     @property
     def wants_logprobs(self) -> bool: ...

@@ -21,7 +21,7 @@ from nnsight_lab.errors import RequestRefused
 from nnsight_lab.wire.keys import COUNT
 
 #: The room above this one that shows runs as they go: named, not imported, as the workers are.
-_LIVE = "nnsight_lab.live"
+_VIEWS = "nnsight_lab.runs"
 
 #: Settings of a request that are not vLLM's sampling.
 _OWN_SETTINGS = ("lora_request", "save_budget")
@@ -80,7 +80,7 @@ class LocalEngine(Looking, EngineEstimates):
         if live is not False and live is not None and not estimate:
             if several or sampling.get("n", 1) != 1:
                 raise RequestRefused("live= shows one answer to one prompt: give one prompt, and no n=.")
-            view = importlib.import_module(_LIVE).LiveView(live)
+            view = importlib.import_module(_VIEWS).LiveView(live)
             if view.wants_logprobs:
                 sampling.setdefault("logprobs", 0)
         return LabTracer(
@@ -207,7 +207,7 @@ class LocalEngine(Looking, EngineEstimates):
             **sampling: vLLM's ``SamplingParams``.
 
         Returns:
-            `nnsight_lab.live.LiveRun`.
+            `nnsight_lab.runs.LiveRun`.
 
         Raises:
             RequestRefused: There is not one prompt, or no such score.
@@ -218,7 +218,7 @@ class LocalEngine(Looking, EngineEstimates):
         if several or not listed or sampling.get("n", 1) != 1:
             raise RequestRefused('A live run is one answer to one prompt: engine.live("…", max_tokens=200).')
         chosen = self.edits.chosen(edits)
-        run = importlib.import_module(_LIVE).LiveRun(self, score, title)
+        run = importlib.import_module(_VIEWS).LiveRun(self, score, title)
         try:
             if run.wants_logprobs:
                 sampling.setdefault("logprobs", 0)

@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from nnsight_lab.engine.feed import Seen
 from nnsight_lab.errors import RequestRefused
-from nnsight_lab.live.rows import Rows, rows_of
 from nnsight_lab.plots.token_strip import MAX_ROWS, TokenStrip, token_strip
+from nnsight_lab.runs.rows import Rows, rows_of
 
 #: What the engine knows of a token, and what it is called.
 OWN: Final = {"logprob": "log probability", "probability": "probability", "rank": "rank"}

@@ -9,11 +9,14 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Generator, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from nnsight_lab.engine.feed import Feed
 from nnsight_lab.engine.peeks import APART_S
-from nnsight_lab.live.view import LiveView
+from nnsight_lab.engine.waiting import INTERRUPTED, InterruptedTask
+from nnsight_lab.errors import Interrupted
+from nnsight_lab.runs.view import LiveView
 
 if TYPE_CHECKING:
     from nnsight_lab.engine.call import Call
@@ -34,6 +37,8 @@ class LiveRun(LiveView):
         self._call: Call | None = None
         self._outputs: list[Any] | None = None
         self._settling = threading.Lock()
+        #: How many wait for it.
+        self._waiting = 0
 
     def start(self, call: Call) -> None:
         """Submit its call, and watch it."""
@@ -56,61 +61,84 @@ class LiveRun(LiveView):
             EditError: An edit's block failed.
         """
         __tracebackhide__ = True
-        self.display()
-        call = self._its_call()
-        try:
-            self._engine.wait(call)
-        except BaseException as error:
-            self.ends(error)
-            raise
-        return self._settled()
+        with self._waited_for() as call:
+            try:
+                self._engine.wait(call)
+            except BaseException as error:
+                self.ends(error)
+                raise
+            return self._settled()
 
     def __await__(self) -> Generator[Any, None, Any]:
         return self._awaited().__await__()
 
     async def _awaited(self) -> Any:
         __tracebackhide__ = True
-        self.display()
-        call = self._its_call()
-        try:
-            await self._engine.await_(call)
-        except BaseException as error:
-            self.ends(error)
-            raise
-        return self._settled()
+        with self._waited_for() as call:
+            try:
+                await self._engine.await_(call)
+            except BaseException as error:
+                self.ends(error)
+                raise
+            return self._settled()
 
     def __iter__(self) -> Iterator[Any]:
-        self.display()
         seen = 0
-        while not self._its_call().future.done():
-            Feed(self._engine, self._its_call()).wait(APART_S)
-            output = self.output
-            if output is not None and not output.finished and len(output.outputs[0].token_ids) > seen:
-                seen = len(output.outputs[0].token_ids)
-                yield output
-        yield self.wait()
-
-    async def __aiter__(self) -> AsyncIterator[Any]:
-        self.display()
-        seen = 0
-        future = asyncio.wrap_future(self._its_call().future)
-        try:
-            while not future.done():
-                await asyncio.wait([future], timeout=APART_S)
+        with self._waited_for() as call:
+            while not call.future.done():
+                try:
+                    Feed(self._engine, call).wait(APART_S)
+                except KeyboardInterrupt:
+                    self._engine.abort(call)
+                    self.ends(KeyboardInterrupt())
+                    raise Interrupted(INTERRUPTED) from None
                 output = self.output
                 if output is not None and not output.finished and len(output.outputs[0].token_ids) > seen:
                     seen = len(output.outputs[0].token_ids)
                     yield output
-        except asyncio.CancelledError as error:
-            self._engine.abort(self._its_call())
-            self.ends(error)
-            raise
-        yield await self
+            yield self.wait()
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        seen = 0
+        with self._waited_for() as call:
+            future = asyncio.wrap_future(call.future)
+            future.add_done_callback(
+                lambda done: done.cancelled() or done.exception()
+            )  # raised by the last wait
+            while not future.done():
+                try:
+                    await asyncio.wait([future], timeout=APART_S)
+                except asyncio.CancelledError:
+                    self._engine.abort(call)
+                    self.ends(KeyboardInterrupt())
+                    raise InterruptedTask(INTERRUPTED) from None
+                output = self.output
+                if output is not None and not output.finished and len(output.outputs[0].token_ids) > seen:
+                    seen = len(output.outputs[0].token_ids)
+                    yield output
+            yield await self
+
+    @contextmanager
+    def _waited_for(self) -> Iterator[Call]:
+        """Somebody waits, and says how it ended; shown first, where nobody has."""
+        self.display()
+        assert self._call is not None
+        with self._settling:
+            self._waiting += 1
+        try:
+            yield self._call
+        finally:
+            with self._settling:
+                self._waiting -= 1
+            if self._call.future.done():
+                self.finished()
 
     # -- its end -------------------------------------------------------------------------------
 
     def finished(self) -> None:
         """The engine has nothing more; where nobody waits for it, this is its end."""
+        if self._waiting or self.over:
+            return
         feed = self._feed
         error = None if feed is None else feed.failure()
         if error is not None:
@@ -124,10 +152,10 @@ class LiveRun(LiveView):
     def _settled(self) -> Any:
         """Take its output home, once, whoever comes first; and raise what failed, to each."""
         __tracebackhide__ = True
-        call = self._its_call()
+        call = self._call
+        assert call is not None
         if call.aborted.is_set():
-            self._pressed = True
-            self.ends()
+            self.ends(KeyboardInterrupt())
             return self.output
         with self._settling:
             if self._outputs is None:
@@ -139,7 +167,3 @@ class LiveRun(LiveView):
             raise
         self.ends()
         return self._outputs[0]
-
-    def _its_call(self) -> Call:
-        assert self._call is not None
-        return self._call

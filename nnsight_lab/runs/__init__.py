@@ -1,6 +1,6 @@
 """Runs that are seen while they run: a token strip that grows, and heatmaps of what is saved step by step."""
 
-from nnsight_lab.live.run import LiveRun
-from nnsight_lab.live.view import LiveView
+from nnsight_lab.runs.run import LiveRun
+from nnsight_lab.runs.view import LiveView
 
 __all__ = ["LiveRun", "LiveView"]

@@ -21,12 +21,12 @@ from IPython.display import display
 from nnsight_lab.engine.feed import Feed, Seen, blamed
 from nnsight_lab.engine.peeks import APART_S
 from nnsight_lab.lens.tokens import token_texts, visible
-from nnsight_lab.live.rows import Rows, rows_of
-from nnsight_lab.live.scores import OWN, score_names, scored
+from nnsight_lab.runs.rows import Rows, rows_of
+from nnsight_lab.runs.scores import OWN, score_names, scored
 from nnsight_lab.widgets.heatmap import Heatmap
 from nnsight_lab.widgets.token_strip import State, TokenStrip
 
-logger = logging.getLogger("nnsight_lab.live")
+logger = logging.getLogger("nnsight_lab.runs")
 
 #: IPython leaves it untyped.
 _display: Callable[..., Any] = display

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from nnsight_lab.live.rows import Rows, rows_of
+from nnsight_lab.runs.rows import Rows, rows_of
 
 
 def joined(items: list[Any], prompt_count: int = 5) -> Rows:
