@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from nnsight_lab.engine.call import Call
@@ -80,9 +81,10 @@ class LocalEngine(Looking, EngineEstimates):
         if live is not False and live is not None and not estimate:
             if several or sampling.get("n", 1) != 1:
                 raise RequestRefused("live= shows one answer to one prompt: give one prompt, and no n=.")
-            view = importlib.import_module(_VIEWS).LiveView(live)
-            if view.wants_logprobs:
+            views = importlib.import_module(_VIEWS)
+            if views.wants_logprobs(live):
                 sampling.setdefault("logprobs", 0)
+            view = partial(views.LiveView, live)  # made when there is something to see
         return LabTracer(
             self,
             listed,
@@ -218,12 +220,13 @@ class LocalEngine(Looking, EngineEstimates):
         if several or not listed or sampling.get("n", 1) != 1:
             raise RequestRefused('A live run is one answer to one prompt: engine.live("…", max_tokens=200).')
         chosen = self.edits.chosen(edits)
-        run = importlib.import_module(_VIEWS).LiveRun(self, score, title)
+        views = importlib.import_module(_VIEWS)
+        if views.wants_logprobs(score):
+            sampling.setdefault("logprobs", 0)
+        request = self.request(listed[0], sampling, chosen)
+        one_request([request])
+        run = views.LiveRun(self, score, title)
         try:
-            if run.wants_logprobs:
-                sampling.setdefault("logprobs", 0)
-            request = self.request(listed[0], sampling, chosen)
-            one_request([request])
             run.start(Call([request], live=True, peeks=Peeks() if request.has_blocks else None))
         except BaseException:
             run.close()

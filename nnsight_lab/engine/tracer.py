@@ -123,7 +123,7 @@ class LabTracer(_LabTracer):
         settings: Mapping[str, Any],
         estimating: bool = False,
         save_check: bool = True,
-        live: View | None = None,
+        live: Callable[[], View] | None = None,
     ) -> None:
         super().__init__(engine, self._submit)
         self.engine: EngineEstimates = engine
@@ -137,7 +137,8 @@ class LabTracer(_LabTracer):
         self.estimate: Estimate | None = None
         self.estimating = estimating
         self.save_check = save_check
-        self.live = live
+        self.live: View | None = None
+        self._view = live
         #: The call may save too much, so it waits for a look at that.
         self._unchecked = False
         self._call: Call | None = None
@@ -249,9 +250,9 @@ class LabTracer(_LabTracer):
         else:
             block = self._block(self.node, code, frame.f_globals, frame.f_locals)
             requests = [self.engine.request(self.prompts[0], self.settings, chosen, block)]
-        if self.live is not None:
+        watched = self._view is not None
+        if watched:
             one_request(requests)
-        watched = self.live is not None
         self._call = Call(
             requests, live=watched or self.watch is not None, peeks=Peeks() if watched else None
         )
@@ -303,8 +304,9 @@ class LabTracer(_LabTracer):
     # -- watched -------------------------------------------------------------------------------
 
     def _look_on(self) -> None:
-        if self.live is not None:
+        if self._view is not None:
             assert self._call is not None
+            self.live = self._view()
             self.live.begins(Feed(self.engine, self._call))
             self.live.display()
 

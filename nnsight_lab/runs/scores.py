@@ -47,6 +47,15 @@ def score_names(score: Any) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
+def wants_logprobs(score: Any) -> bool:
+    """Whether a score needs the log probability of each token.
+
+    Raises:
+        RequestRefused: It is none.
+    """
+    return not OWN.keys().isdisjoint(score_names(score))
+
+
 def scored(names: Sequence[str], seen: Seen, texts: Sequence[str], title: str) -> Scored | None:
     """The strip of what was seen; None before there is a token."""
     ids = [*seen.prompt_ids, *seen.token_ids][:_MOST_TOKENS]

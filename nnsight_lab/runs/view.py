@@ -22,7 +22,7 @@ from nnsight_lab.engine.feed import Feed, Seen, blamed
 from nnsight_lab.engine.peeks import APART_S
 from nnsight_lab.lens.tokens import token_texts, visible
 from nnsight_lab.runs.rows import Rows, rows_of
-from nnsight_lab.runs.scores import OWN, score_names, scored
+from nnsight_lab.runs.scores import score_names, scored
 from nnsight_lab.widgets.heatmap import Heatmap
 from nnsight_lab.widgets.token_strip import State, TokenStrip
 
@@ -65,11 +65,6 @@ class LiveView:
         self._lock = threading.RLock()
         self._done = threading.Event()
         self._pressed = False
-
-    @property
-    def wants_logprobs(self) -> bool:
-        """Whether the engine must be asked for the log probability of each token."""
-        return not OWN.keys().isdisjoint(self.names)
 
     @property
     def over(self) -> bool:

@@ -205,14 +205,12 @@ def test_the_stop_button_of_a_trace_ends_its_cell_in_one_line(engine):
     pressed = []
 
     def press():
-        view = engine_views[0]
+        view = until(lambda: tracer.live, 20)
         until(lambda: len(view.strip) > len(TOWER) + 3, 20)
         Page(view.strip).one(kinds.STOP)
         pressed.append(True)
 
-    engine_views = []
     tracer = engine.trace(TOWER, live=True, **LONG)
-    engine_views.append(tracer.live)
     presser = threading.Thread(target=press)
     presser.start()
     with pytest.raises(Interrupted, match="stopped in its view"), tracer:

@@ -30,6 +30,13 @@ const MOST_CELLS = 4000;
 /** Growth is announced no oftener than this. */
 const SAY_APART_MS = 6000;
 
+/**
+ * When a run is over its output is written once more, and JupyterLab then draws a new view in the old one's place. This
+ * module is one model's: what the old view knew of the reader is here for the new one.
+ */
+const before = { ranAt: -Infinity, focus: null as [number, number] | null };
+const TAKES_OVER_MS = 5000;
+
 /** A token strip in one place on the page. */
 class TokenStrip {
   #disposer = new Disposer();
@@ -97,6 +104,23 @@ class TokenStrip {
     }
     onTheme(() => this.#recolour(), this.#disposer);
     this.#settled();
+    this.#takeOver();
+  }
+
+  /** Say how it ended, and go on from where the reader was. */
+  #takeOver(): void {
+    const { running, words } = this.#get<Status>('state');
+    if (running || performance.now() - before.ranAt > TAKES_OVER_MS) {
+      return;
+    }
+    before.ranAt = -Infinity;
+    const timer = window.setTimeout(() => {
+      say(this.#live, words);
+      if (before.focus && (document.activeElement ?? document.body) === document.body) {
+        this.#goTo(...before.focus, true);
+      }
+    }, 300);
+    this.#disposer.add(() => clearTimeout(timer));
   }
 
   dispose(): void {
@@ -168,8 +192,17 @@ class TokenStrip {
     this.#disposer.listen(root, 'focusin', event => {
       const cell = cellOf(event);
       if (cell) {
-        say(this.#readout, this.#said(Number(cell.dataset.place), Number(cell.dataset.row)));
+        before.focus = [Number(cell.dataset.place), Number(cell.dataset.row)];
+        say(this.#readout, this.#said(...before.focus));
       }
+    });
+    this.#disposer.listen(root, 'focusout', () => {
+      // It is no choice of the reader's where the view was taken off the page.
+      requestAnimationFrame(() => {
+        if (root.isConnected && !root.contains(document.activeElement)) {
+          before.focus = null;
+        }
+      });
     });
   }
 
@@ -208,6 +241,9 @@ class TokenStrip {
       this.#stop.disabled = false;
     }
     const now = performance.now();
+    if (running || wasRunning) {
+      before.ranAt = now;
+    }
     if (words && (running !== wasRunning || (running && now - this.#saidAt > SAY_APART_MS))) {
       this.#saidAt = now;
       say(this.#live, words);
