@@ -34,10 +34,12 @@ if TYPE_CHECKING:
     from nnsight_lab.engine.status import StartProgress, StopReport
     from nnsight_lab.engine.stream import Stream
     from nnsight_lab.engine.tracer import EditTracer, LabTracer
-    from nnsight_lab.plots.token_strip import TokenStrip
+    from nnsight_lab.plots.token_strip import TokenStrip as StillStrip
+    from nnsight_lab.runs.run import LiveRun
     from nnsight_lab.saves.saved_file import SavedFile
     from nnsight_lab.saves.store import SavesStore
     from nnsight_lab.widgets.browser import SavesBrowser
+    from nnsight_lab.widgets.token_strip import TokenStrip
 
     def saves(engine: str | None = None) -> SavesStore:
         """The saves of every request of the current engine, by label."""
@@ -62,6 +64,7 @@ __all__ = [
     "generate",
     "get_engine",
     "lens",
+    "live",
     "load_ipython_extension",
     "logit_lens",
     "plot",
@@ -209,6 +212,16 @@ def stream(
     return found
 
 
+def live(*prompts: Any, engine: str | None = None, **options: Any) -> LiveRun:
+    """Run one prompt on the current engine and watch its tokens come; see `LocalEngine.live`.
+
+    ``run = lab.live("…", max_tokens=200)``: the cell goes on; ``await run`` gives the output.
+    """
+    __tracebackhide__ = True
+    found: LiveRun = _manager().engine(engine).live(*prompts, **options)
+    return found
+
+
 def read(path: str | os.PathLike[str]) -> SavedFile:
     """Open saves that `SavesStore.write` or ``%saves write`` wrote, by the name of either file or their stem.
 
@@ -291,16 +304,26 @@ async def aattention(*prompts: Any, engine: str | None = None, **options: Any) -
         return await _manager().engine(engine).aattention(*prompts, **shown)
 
 
-def token_strip(tokens: Sequence[str], scores: Any, **options: Any) -> TokenStrip:
+def token_strip(tokens: Sequence[str], scores: Any, **options: Any) -> TokenStrip | StillStrip:
     """Tokens with scores as colours behind them; see `nnsight_lab.plots.token_strip.token_strip`.
 
-    ``lab.token_strip(texts, scores, token_ids=ids)``; scores are ``[token]``, or ``[row, token]`` for a row
-    per layer or head.
+    ``strip = lab.token_strip(texts, scores, token_ids=ids)``; scores are ``[token]``, or ``[row, token]`` for
+    a row per layer or head. A click or Enter on a token chooses that position in every view of the same
+    tokens; ``strip.position`` is the choice, and setting it chooses.
+
+    Returns:
+        A widget, which is html where no widget runs; the html alone where the widgets were not built.
     """
     __tracebackhide__ = True
     from nnsight_lab.plots.token_strip import token_strip as of_tokens  # torch and plotly
 
-    return of_tokens(tokens, scores, **options)
+    still = of_tokens(tokens, scores, **options)
+    from nnsight_lab.widgets.token_strip import TokenStrip as of_strip  # anywidget
+
+    try:
+        return of_strip(still)
+    except errors.WidgetError:
+        return still
 
 
 #: Rooms that are loaded when they are first asked for: ``lab.lens`` needs torch, ``lab.plot`` plotly.

@@ -15,6 +15,7 @@ import contextlib
 import ctypes
 import importlib
 import inspect
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from importlib import metadata
@@ -300,3 +301,63 @@ def answer_on_any_subshell(comm: Any) -> None:
     """
     if hasattr(type(comm), "_reply_subshell_for"):
         comm._reply_subshell_for = lambda data, default: default
+
+
+def hear_while_awaiting(comm: Any) -> None:
+    """Let messages of this comm be handled while an async cell awaits, in ipykernel 6.
+
+    Its one queue of messages waits for the cell, though the loop that reads them goes on turning. So those
+    for this comm pass the queue by (`Kernel.schedule_dispatch`, 6.31); all others go into it as ever. They
+    are handled on the kernel's own thread, and the cell stays the parent of what is printed meanwhile.
+    ipykernel 7 has no such queue, and needs none of this.
+    """
+    kernel = _kernel_with_one_queue()
+    if kernel is None:
+        return
+    heard: set[str] | None = getattr(kernel, "_nnsight_lab_heard", None)
+    if heard is None:
+        heard = kernel._nnsight_lab_heard = set()
+        stream, session = kernel.shell_stream, kernel.session
+
+        def received(message: Any) -> None:
+            try:
+                ours = _comm_of(session, message) in heard
+            except Exception:  # whatever it is, the kernel has its own way with it
+                ours = False
+            if not ours:
+                kernel.schedule_dispatch(kernel.dispatch_shell, message)
+                return
+            identities, frames = session.feed_identities(message, copy=False)
+            whole = session.deserialize(frames, content=True, copy=False)
+            # A front end holds back what it would send next until it hears that this was handled.
+            kernel._publish_status("busy", "shell", parent=whole)
+            try:
+                kernel.comm_manager.comm_msg(stream, identities, whole)
+            finally:
+                kernel._publish_status("idle", "shell", parent=whole)
+
+        stream.on_recv(received, copy=False)
+    heard.add(comm.comm_id)
+
+
+def hear_no_more(comm: Any) -> None:
+    """Undo `hear_while_awaiting` for a comm that is closed."""
+    kernel = _kernel_with_one_queue()
+    if kernel is not None:
+        getattr(kernel, "_nnsight_lab_heard", set()).discard(comm.comm_id)
+
+
+def _kernel_with_one_queue() -> Any:
+    """The kernel of this process, where it is ipykernel 6."""
+    base = sys.modules.get("ipykernel.kernelbase")
+    kernel = base.Kernel.instance() if base is not None and base.Kernel.initialized() else None
+    names = ("msg_queue", "schedule_dispatch", "dispatch_shell", "shell_stream", "comm_manager")
+    return kernel if kernel is not None and all(hasattr(kernel, name) for name in names) else None
+
+
+def _comm_of(session: Any, message: Any) -> str | None:
+    """Which comm a message is for, as yet unread; None where it is for none."""
+    _, frames = session.feed_identities(message, copy=False)
+    # Signature, header, parent, metadata, content: read here without being taken for read.
+    header, content = (session.unpack(bytes(frames[at].buffer)) for at in (1, 4))
+    return content.get("comm_id") if header.get("msg_type") == "comm_msg" else None

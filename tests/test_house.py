@@ -56,6 +56,14 @@ def test_public_names_are_sorted_unique_and_there():
     assert [name for name in names if not hasattr(nnsight_lab, name)] == []
 
 
+def test_no_room_takes_the_name_of_a_public_function():
+    # Whoever imports the room would find it under `lab.NAME` in the function's place.
+    rooms = {path.stem for path in (ROOT / "nnsight_lab").iterdir() if path.suffix in ("", ".py")}
+    shared = sorted(rooms & set(nnsight_lab.__all__))
+    kinds = python(f"import nnsight_lab; print([type(getattr(nnsight_lab, n)).__name__ for n in {shared}])")
+    assert "function" not in kinds, shared
+
+
 def test_rooms_import_only_rooms_below_them():
     program = Path(sys.executable).with_name("lint-imports")
     answer = subprocess.run([program], cwd=ROOT, capture_output=True, text=True, check=False)

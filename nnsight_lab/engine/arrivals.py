@@ -110,6 +110,7 @@ class _Facts(NamedTuple):
         common = {
             **self.origin.fields(),
             "prompt": prompt,
+            "prompt_ids": tuple(self.prompt_token_ids or ()),
             "sampling": plain_sampling(self.settings),
             "edits": tuple((ran.name, ran.number, ran.source) for ran in edits),
             "block_source": trace,

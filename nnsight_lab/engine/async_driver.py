@@ -17,7 +17,8 @@ from typing import Any
 
 from nnsight_lab.engine.call import Call, LabRequest
 from nnsight_lab.engine.driver import Driver, records, take
-from nnsight_lab.wire.keys import COLLECT, FREE
+from nnsight_lab.engine.peeks import Peeks
+from nnsight_lab.wire.keys import COLLECT, FREE, PEEK
 
 
 class AsyncDriver(Driver):
@@ -31,6 +32,7 @@ class AsyncDriver(Driver):
         self._tasks: dict[int, asyncio.Task[None]] = {}
         #: Finished requests waiting for the one collect that takes all of this moment's.
         self._finished: list[tuple[LabRequest, asyncio.Future[None]]] = []
+        self._peeking: set[asyncio.Task[None]] = set()
         self._thread.start()
 
     def _run(self) -> None:
@@ -89,6 +91,11 @@ class AsyncDriver(Driver):
             stream = self._llm.generate(request.prompt, params, request.id, lora_request=request.lora_request)
             async for output in stream:
                 call.took(index, output)
+                if call.peeks is not None and not index and not output.finished and call.peeks.due():
+                    # Beside the tokens, which do not wait for it.
+                    peeking = self._loop.create_task(self._peek(call.peeks, request))
+                    self._peeking.add(peeking)
+                    peeking.add_done_callback(self._peeking.discard)
             if request.has_blocks:
                 await self._collect(request)
                 collected = True
@@ -97,6 +104,12 @@ class AsyncDriver(Driver):
                 # A cancelled or failed request leaves its blocks in the worker unless told.
                 with contextlib.suppress(Exception):
                     await asyncio.shield(self._loop.create_task(self._free([request.id])))
+
+    async def _peek(self, peeks: Peeks, request: LabRequest) -> None:
+        try:
+            peeks.took(await self._llm.collective_rpc(PEEK, args=(peeks.question(request.id),)))
+        except Exception:  # the request itself says what became of the engine
+            peeks.over()
 
     async def _collect(self, request: LabRequest) -> None:
         """Join the collect of everything that finished in this turn of the loop: one RPC, not one each."""

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from nnsight_lab.engine.edits import EditVersion
     from nnsight_lab.engine.homecoming import Parcels
+    from nnsight_lab.engine.peeks import Peeks
     from nnsight_lab.wire.messages import RequestSaves
 
 
@@ -109,10 +110,12 @@ class Call:
         future: Resolves to None when every request is finished and collected, or to the error.
         aborted: Set when the caller gave up.
         crowded: Whether others ran beside it, or what is left of an aborted one: its seconds say nothing.
+        peeks: Where somebody watches what the first request saves: what was seen of it.
     """
 
     requests: Sequence[LabRequest]
     live: bool = False
+    peeks: Peeks | None = None
     on_output: Callable[[int, RequestOutput], None] | None = None
     future: Future[None] = field(default_factory=Future)
     aborted: threading.Event = field(default_factory=threading.Event)

@@ -5,17 +5,24 @@ Twins are spelled ``x`` and ``ax``; both work on either kind of engine.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from nnsight_lab.engine.call import Call
 from nnsight_lab.engine.estimating import EngineEstimates
+from nnsight_lab.engine.feed import one_request
 from nnsight_lab.engine.looking import Looking
+from nnsight_lab.engine.peeks import Peeks
 from nnsight_lab.engine.sampling import prompt_list, sampling_params
 from nnsight_lab.engine.stream import Stream
 from nnsight_lab.engine.tracer import EditTracer, LabTracer, Watcher
 from nnsight_lab.errors import RequestRefused
 from nnsight_lab.wire.keys import COUNT
+
+#: The room above this one that shows runs as they go: named, not imported, as the workers are.
+_VIEWS = "nnsight_lab.runs"
 
 #: Settings of a request that are not vLLM's sampling.
 _OWN_SETTINGS = ("lora_request", "save_budget")
@@ -33,6 +40,7 @@ class LocalEngine(Looking, EngineEstimates):
         *prompts: Any,
         edits: Sequence[str] | None = None,
         watch: Watcher | None = None,
+        live: Any = False,
         estimate: bool = False,
         save_check: bool = True,
         **sampling: Any,
@@ -48,6 +56,9 @@ class LocalEngine(Looking, EngineEstimates):
             *prompts: Text, token ids, one of vLLM's prompt dictionaries, or a list of them.
             edits: Which edits these requests run, in that order; all that are on by default.
             watch: Called in this thread, at most 20 times a second, with the requests as they stand.
+            live: True shows, in a notebook, the tokens of one prompt as they come, and the lists that the
+                block appends to at every step as growing heatmaps; ``tracer.live`` is the view. A score, as
+                for `live`, colours the tokens by it.
             estimate: Run the block on a few requests of at most 64 tokens only, to see what it would save:
                 ``tracer.estimate``. Nothing is bound and no prompt is run.
             save_check: Of a call over several prompts: measure the block first where it may save more than
@@ -66,6 +77,14 @@ class LocalEngine(Looking, EngineEstimates):
         listed, several = prompt_list(prompts)
         self.edits.chosen(edits)
         sampling_params({k: v for k, v in sampling.items() if k not in _OWN_SETTINGS})
+        view = None
+        if live is not False and live is not None and not estimate:
+            if several or sampling.get("n", 1) != 1:
+                raise RequestRefused("live= shows one answer to one prompt: give one prompt, and no n=.")
+            views = importlib.import_module(_VIEWS)
+            if views.wants_logprobs(live):
+                sampling.setdefault("logprobs", 0)
+            view = partial(views.LiveView, live)  # made when there is something to see
         return LabTracer(
             self,
             listed,
@@ -75,6 +94,7 @@ class LocalEngine(Looking, EngineEstimates):
             settings=sampling,
             estimating=estimate,
             save_check=save_check,
+            live=view,
         )
 
     def edit(self, name: str | None = None, **unknown: Any) -> EditTracer:
@@ -163,6 +183,55 @@ class LocalEngine(Looking, EngineEstimates):
             raise RequestRefused('There is no prompt: engine.stream("…").')
         chosen = self.edits.chosen(edits)
         return Stream(self, Call([self.request(p, sampling, chosen) for p in listed], live=True))
+
+    def live(
+        self,
+        *prompts: Any,
+        score: Any = "logprob",
+        edits: Sequence[str] | None = None,
+        title: str = "",
+        **sampling: Any,
+    ) -> Any:
+        """Run one prompt and watch it: a token strip that grows, and what edits save step by step.
+
+        It begins at once, and the cell need not wait: ``run = engine.live("…", max_tokens=200)``. As a
+        cell's last expression it shows itself; ``await run`` or ``run.wait()`` gives the output, ``async for
+        output in run`` (or ``for``) gives it as it grows. ``run.strip.position`` is the token that is chosen;
+        ``run.stop()`` and the view's button abort it. At most twenty updates a second reach a page.
+
+        Args:
+            *prompts: One, as for `trace`.
+            score: What tokens are coloured by: ``"logprob"`` (natural), ``"probability"``, ``"rank"``, the
+                name of a list that an edit saves and appends a number or a short vector to at every step, or
+                a list of these for a row each. Saved lists that are no score become growing heatmaps.
+            edits: As for `trace`.
+            title: Above the tokens.
+            **sampling: vLLM's ``SamplingParams``.
+
+        Returns:
+            `nnsight_lab.runs.LiveRun`.
+
+        Raises:
+            RequestRefused: There is not one prompt, or no such score.
+        """
+        __tracebackhide__ = True
+        self._require()
+        listed, several = prompt_list(prompts)
+        if several or not listed or sampling.get("n", 1) != 1:
+            raise RequestRefused('A live run is one answer to one prompt: engine.live("…", max_tokens=200).')
+        chosen = self.edits.chosen(edits)
+        views = importlib.import_module(_VIEWS)
+        if views.wants_logprobs(score):
+            sampling.setdefault("logprobs", 0)
+        request = self.request(listed[0], sampling, chosen)
+        one_request([request])
+        run = views.LiveRun(self, score, title)
+        try:
+            run.start(Call([request], live=True, peeks=Peeks() if request.has_blocks else None))
+        except BaseException:
+            run.close()
+            raise
+        return run
 
     def _generation(
         self,

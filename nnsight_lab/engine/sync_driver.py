@@ -18,7 +18,8 @@ from typing import Any
 
 from nnsight_lab.engine.call import Call, LabRequest
 from nnsight_lab.engine.driver import Driver, records, take
-from nnsight_lab.wire.keys import COLLECT, FREE
+from nnsight_lab.engine.peeks import Peeks
+from nnsight_lab.wire.keys import COLLECT, FREE, PEEK
 
 
 class SyncDriver(Driver):
@@ -75,6 +76,8 @@ class SyncDriver(Driver):
             if call is None:
                 continue
             call.took(index, output)
+            if call.peeks is not None and not index and not output.finished and call.peeks.due():
+                self._peek(call.peeks, call.requests[0])
             if output.finished:
                 del self._running[output.request_id]
                 finished.append(call.requests[index])
@@ -86,6 +89,12 @@ class SyncDriver(Driver):
             return
         for call in touched.values():
             self._settle(call)
+
+    def _peek(self, peeks: Peeks, request: LabRequest) -> None:
+        try:
+            peeks.took(self._engine.collective_rpc(PEEK, args=(peeks.question(request.id),)))
+        except Exception:  # the next step says what became of the engine
+            peeks.over()
 
     def _settle(self, call: Call) -> None:
         if not any(request.id in self._running for request in call.requests):

@@ -31,7 +31,10 @@ from nnsight_lab.blocks.sources import keep_current
 from nnsight_lab.blocks.stubs import block_tracer
 from nnsight_lab.engine.call import Call, Progress
 from nnsight_lab.engine.edits import Edit, EditVersion
-from nnsight_lab.errors import EditRefused, RequestRefused
+from nnsight_lab.engine.feed import Feed, View, one_request
+from nnsight_lab.engine.peeks import Peeks
+from nnsight_lab.engine.waiting import InterruptedTask
+from nnsight_lab.errors import EditRefused, Interrupted, RequestRefused
 
 if TYPE_CHECKING:
     from nnsight_lab.engine.estimate import Estimate
@@ -106,6 +109,7 @@ class LabTracer(_LabTracer):
         outputs: vLLM's ``RequestOutput`` of each request, with ``.saves``, once the block has ended.
         names: The names the trace bound in the user's frame.
         estimate: What it would save, where that is all that was asked for; else None.
+        live: The view of it while it runs, where one was asked for; else None.
     """
 
     def __init__(
@@ -119,6 +123,7 @@ class LabTracer(_LabTracer):
         settings: Mapping[str, Any],
         estimating: bool = False,
         save_check: bool = True,
+        live: Callable[[], View] | None = None,
     ) -> None:
         super().__init__(engine, self._submit)
         self.engine: EngineEstimates = engine
@@ -132,6 +137,8 @@ class LabTracer(_LabTracer):
         self.estimate: Estimate | None = None
         self.estimating = estimating
         self.save_check = save_check
+        self.live: View | None = None
+        self._view = live
         #: The call may save too much, so it waits for a look at that.
         self._unchecked = False
         self._call: Call | None = None
@@ -164,10 +171,16 @@ class LabTracer(_LabTracer):
             try:
                 if self._unchecked:
                     self.engine.submit_checked(self._call)
+                self._look_on()
                 self.engine.wait(self._call, self.watch)
-            finally:
+                self._still_whole(Interrupted)
                 self._leave()
-            self._finish(frame)
+                self._finish(frame)
+            except BaseException as error:
+                self._leave()
+                self._looked_on(error)
+                raise
+            self._looked_on(None)
         return handled
 
     async def __aenter__(self) -> LabTracer:
@@ -193,10 +206,16 @@ class LabTracer(_LabTracer):
             try:
                 if self._unchecked:
                     await self.engine.asubmit_checked(self._call)
+                self._look_on()
                 await self.engine.await_(self._call, self.watch)
-            finally:
+                self._still_whole(InterruptedTask)
                 self._leave()
-            self._finish(frame)
+                self._finish(frame)
+            except BaseException as error:
+                self._leave()
+                self._looked_on(error)
+                raise
+            self._looked_on(None)
         return handled
 
     def __await__(self) -> Any:
@@ -231,7 +250,12 @@ class LabTracer(_LabTracer):
         else:
             block = self._block(self.node, code, frame.f_globals, frame.f_locals)
             requests = [self.engine.request(self.prompts[0], self.settings, chosen, block)]
-        self._call = Call(requests, live=self.watch is not None)
+        watched = self._view is not None
+        if watched:
+            one_request(requests)
+        self._call = Call(
+            requests, live=watched or self.watch is not None, peeks=Peeks() if watched else None
+        )
         if self.estimating:
             return
         self._unchecked = self.save_check and self.engine.may_exceed(requests)
@@ -277,11 +301,31 @@ class LabTracer(_LabTracer):
             clear_shared_locals()
             _collecting.release()
 
+    # -- watched -------------------------------------------------------------------------------
+
+    def _look_on(self) -> None:
+        if self._view is not None:
+            assert self._call is not None
+            self.live = self._view()
+            self.live.begins(Feed(self.engine, self._call))
+            self.live.display()
+
+    def _looked_on(self, error: BaseException | None) -> None:
+        if self.live is not None:
+            self.live.ends(error)
+
+    def _still_whole(self, interrupted: type[Interrupted]) -> None:
+        """What was stopped in its view has no saves: the cell ends there, as if it had been interrupted."""
+        __tracebackhide__ = True
+        if self._call is not None and self._call.aborted.is_set():
+            raise interrupted("the request was stopped in its view; the engine is still loaded.")
+
     # -- and back ------------------------------------------------------------------------------
 
     def _leave(self) -> None:
-        if self._scoped is not None:
-            self.engine.drop(self._scoped)
+        scoped, self._scoped = self._scoped, None
+        if scoped is not None:
+            self.engine.drop(scoped)
 
     def _installed(self) -> None:
         """Say so where the workers could not read the block, and not what followed from it."""

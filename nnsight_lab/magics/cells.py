@@ -72,6 +72,7 @@ class Cells:
             engine: The engine, or its name; the current one if not given.
             show: Whether to show the tokens as they come, or the estimate.
             **options: `edits=`, `estimate=True` (say what the block would save, and do not run it),
+                `live=True` (a strip of tokens and heatmaps of what the block saves, as they grow),
                 `save_check=False`, and any sampling setting of vLLM.
 
         Returns:
@@ -85,7 +86,7 @@ class Cells:
             if show:
                 self._estimating[threading.get_ident()] = tracer
             return tracer
-        if show and "watch" not in options:
+        if show and "watch" not in options and not options.get("live"):
             self.finish()
             options["watch"] = self._views[threading.get_ident()] = TokenView()
         return chosen.trace(*prompts, **options)

@@ -66,6 +66,10 @@ class TokenStrip:
         token_ids: Their ids; None where they were not given.
         scores: ``[row, token]``, float64.
         rows: What each row is called; empty for a single one without a name.
+        colours: How scores become colours.
+        score_name: What the scores are.
+        title: Above the tokens.
+        start: The first token shown.
     """
 
     def __init__(
@@ -85,20 +89,25 @@ class TokenStrip:
         self.token_ids = None if token_ids is None else tuple(token_ids)
         self.scores = scores
         self.rows = tuple(rows)
-        self._colours = colours
-        self._start = start
+        self.colours = colours
+        self.start = start
+        self.score_name = score_name
+        self.title = title
         self._stop = min(start + shown, len(self.tokens))
-        self._score_name = score_name
-        self._title = title
 
     def __len__(self) -> int:
         return len(self.tokens)
 
+    @property
+    def anchors(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Evenly spaced colours from the lowest score to the highest, on a light and on a dark page."""
+        return _BOTH if self.colours.scale == "diverging" else _MUCH
+
     # -- in words ------------------------------------------------------------------------------
 
     def __repr__(self) -> str:
-        head = f"<TokenStrip: {self._size()}, {self._score_name} {self._span()}>"
-        places = range(self._start, min(self._start + _PRINTED, self._stop))
+        head = f"<TokenStrip: {self._size()}, {self.score_name} {self._span()}>"
+        places = range(self.start, min(self.start + _PRINTED, self._stop))
         texts = [shortened(visible(self.tokens[place]), 12) for place in places]
         table = [["", *texts]] if self.rows else [texts]
         for row, scores in enumerate(self.scores[:MAX_ROWS]):
@@ -130,50 +139,48 @@ class TokenStrip:
         parts.append(f"token {place}")
         if self.token_ids is not None:
             parts.append(f"id {self.token_ids[place]}")
-        parts += [f"'{text}'", f"{self._score_name} {_long(self.scores[row, place])}"]
+        parts += [f"'{text}'", f"{self.score_name} {_long(self.scores[row, place])}"]
         return ", ".join(parts)
 
     def _hidden(self) -> str:
         """What is not shown, in words; empty where nothing is."""
         count = len(self.tokens)
-        hidden = count - (self._stop - self._start)
+        hidden = count - (self._stop - self.start)
         if not hidden:
             return ""
-        said = (
-            f"{hidden:,} of {count:,} tokens are not shown: these are {self._start:,} to {self._stop - 1:,}"
-        )
+        said = f"{hidden:,} of {count:,} tokens are not shown: these are {self.start:,} to {self._stop - 1:,}"
         outside = np.abs(self.scores)
-        outside[:, self._start : self._stop] = -1
+        outside[:, self.start : self._stop] = -1
         outside[~np.isfinite(outside)] = -1
         row, place = np.unravel_index(int(outside.argmax()), outside.shape)
         if outside[row, place] >= 0:
             largest = _long(self.scores[row, place])
-            said += f"; the largest {self._score_name} elsewhere is {largest}, at token {place:,}"
+            said += f"; the largest {self.score_name} elsewhere is {largest}, at token {place:,}"
         return said
 
     # -- as HTML -------------------------------------------------------------------------------
 
     def _repr_html_(self) -> str:
-        kind = "both" if self._colours.scale == "diverging" else "much"
+        kind = "both" if self.colours.scale == "diverging" else "much"
         body = self._table() if len(self.scores) > 1 or self.rows else self._flow()
-        title = f"<div><strong>{html.escape(self._title)}</strong></div>" if self._title else ""
-        notes = [note for note in (self._colours.note, self._hidden()) if note]
+        title = f"<div><strong>{html.escape(self.title)}</strong></div>" if self.title else ""
+        notes = [note for note in (self.colours.note, self._hidden()) if note]
         rest = f"<div>{html.escape('; '.join(notes))}</div>" if notes else ""
         style = f"<style>{_CSS % {'font': MONOSPACE}}{_dark(kind)}</style>"
         return f'<div class="lab-strip lab-strip-{kind}">{style}{title}{self._legend()}{body}{rest}</div>'
 
     def _flow(self) -> str:
         parts = []
-        for place in range(self._start, self._stop):
+        for place in range(self.start, self._stop):
             attributes = self._attributes(0, place, _TOKEN)
             parts.append(f'<span role="listitem" {attributes}>{as_html(self.tokens[place])}</span>')
             if "\n" in self.tokens[place]:
                 parts.append("<br>")
-        label = html.escape(f"{self._size()} with {self._score_name}")
+        label = html.escape(f"{self._size()} with {self.score_name}")
         return f'<div role="list" aria-label="{label}">{"".join(parts)}</div>'
 
     def _table(self) -> str:
-        places = range(self._start, self._stop)
+        places = range(self.start, self._stop)
         head = "".join(
             f'<th scope="col" style="{_CELL}">{html.escape(shortened(visible(self.tokens[place]), 24))}</th>'
             for place in places
@@ -200,14 +207,14 @@ class TokenStrip:
         return f'{words} class="lab-{shade}" style="{style};{self._style(shade)}"'
 
     def _shade(self, score: float) -> int:
-        low, high = self._colours.low, self._colours.high
-        if self._colours.scale == "log":
+        low, high = self.colours.low, self.colours.high
+        if self.colours.scale == "log":
             score, low, high = math.log(max(score, low)), math.log(low), math.log(high)
         place = min(max((score - low) / (high - low), 0.0), 1.0)
         return round(place * (_SHADES - 1))
 
     def _style(self, shade: int) -> str:
-        background = _shades(self._colours.scale == "diverging", 0)[shade]
+        background = _shades(self.colours.scale == "diverging", 0)[shade]
         return f"background-color:{background};color:{text_on(background)}"
 
     def _legend(self) -> str:
@@ -216,9 +223,9 @@ class TokenStrip:
             f'<span class="lab-{shade}" style="padding:0 5px;{self._style(shade)}"> </span>'
             for shade in range(0, _SHADES, 4)
         )
-        ends = html.escape(_short(self._colours.low)), html.escape(_short(self._colours.high))
+        ends = html.escape(_short(self.colours.low)), html.escape(_short(self.colours.high))
         return (
-            f'<div aria-hidden="true" style="font-size:12px">{html.escape(self._score_name)} '
+            f'<div aria-hidden="true" style="font-size:12px">{html.escape(self.score_name)} '
             f"{ends[0]}&nbsp;{boxes}&nbsp;{ends[1]}</div>"
         )
 

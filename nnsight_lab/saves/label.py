@@ -62,6 +62,7 @@ class SaveLabel:
         bytes: What its elements take; 0 for a value that is no tensor.
         module_path: The module it was read at, where that is known.
         prompt: The request's prompt as text.
+        prompt_ids: Its token ids; empty where they are not known.
         sampling: The sampling settings, plain values.
         edits: The edits the request ran: name, version, source of each.
         block_source: The block's source.
@@ -85,6 +86,7 @@ class SaveLabel:
     bytes: int = 0
     module_path: str = ""
     prompt: str = ""
+    prompt_ids: tuple[int, ...] = field(default=(), hash=False, repr=False)
     sampling: dict[str, Any] = field(default_factory=dict, hash=False)
     edits: tuple[tuple[str, int, str], ...] = ()
     block_source: str = ""

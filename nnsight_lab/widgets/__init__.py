@@ -4,5 +4,6 @@ from nnsight_lab.widgets.attention import AttentionView
 from nnsight_lab.widgets.browser import SavesBrowser
 from nnsight_lab.widgets.heatmap import Heatmap
 from nnsight_lab.widgets.lens import LensView
+from nnsight_lab.widgets.token_strip import TokenStrip
 
-__all__ = ["AttentionView", "Heatmap", "LensView", "SavesBrowser"]
+__all__ = ["AttentionView", "Heatmap", "LensView", "SavesBrowser", "TokenStrip"]

@@ -7,8 +7,9 @@ instead, so every widget has one.
 
 Messages while a cell runs: ipykernel 7 hands JupyterLab's messages to a thread of their own, so views are
 answered at once; 7.4 routes them back to the busy thread, which `pins.answer_on_any_subshell` undoes for
-our widgets alone. ipykernel 6 has one thread: there a view is answered when the cell is done, or awaits.
-What a question once started, the drawing of tiles for one, goes on beside the cell in every version.
+our widgets alone. ipykernel 6 has one thread: there a view is answered when the cell is done, or while it
+awaits (`pins.hear_while_awaiting`). What a question once started, the drawing of tiles for one, goes on
+beside the cell in every version.
 """
 
 from __future__ import annotations
@@ -149,11 +150,14 @@ class LabWidget(anywidget.AnyWidget):
         super().open()
         if self.comm is not None:
             pins.answer_on_any_subshell(self.comm)
+            pins.hear_while_awaiting(self.comm)
 
     def close(self) -> None:
         """Close every view of it, and let go of what it shows."""
         if not self._closed:
             self._closed = True
+            if self.comm is not None:
+                pins.hear_no_more(self.comm)
             self._jobs.close()
             self._views.clear()
             self.on_msg(type(self)._heard, remove=True)

@@ -18,12 +18,15 @@ import torch
 import traitlets
 
 from nnsight_lab.errors import CellUsageError, nearest
+from nnsight_lab.lens.tokens import visible
 from nnsight_lab.saves.label import SaveKey, SaveLabel
 from nnsight_lab.saves.table import shown
 from nnsight_lab.widgets import colours, kinds, spans
-from nnsight_lab.widgets.base import Answer, LabWidget, Question, answers, long
+from nnsight_lab.widgets.base import Answer, Question, answers, long
+from nnsight_lab.widgets.positions import Positioned
 from nnsight_lab.widgets.reduce import HOWS, How, numbers, reduce_blocks
-from nnsight_lab.widgets.sources import Source, source_of
+from nnsight_lab.widgets.sequences import sequence_key
+from nnsight_lab.widgets.sources import SavedSource, Source, source_of
 from nnsight_lab.widgets.tiles import CACHE_BYTES, TILE, Leads, Level, Place, Tiles
 from nnsight_lab.widgets.words import counted, exact, index_text, shape_words, short
 
@@ -33,13 +36,15 @@ _MESSAGE_BYTES: Final = 2**20
 _PICTURE: Final = (160, 320)
 _POSTER: Final = (64, 128)
 _EXACT_VALUES: Final = 4 * 2**20
+#: While it grows.
+_GROWING: Final = (512, 512)
 _TABLE: Final = (8, 12)
 _NEAR: Final = (3, 2)
 _MAX_LABELS: Final = 400
 _MAX_BINS: Final = 4096
 
 
-class Heatmap(LabWidget):
+class Heatmap(Positioned):
     """A picture of a tensor, array or saved value; zoom, pan, and see the exact numbers.
 
     The last two dimensions are rows and columns; sliders walk the others. One of 1-D is drawn as a line.
@@ -53,6 +58,12 @@ class Heatmap(LabWidget):
         axes: The dimensions' names, one each, or of the last ones.
         rows: Labels of the rows, such as tokens.
         columns: Labels of the columns.
+        tokens: The texts of the tokens that the rows or columns stand for, in their order. They label
+            that axis, and its position is chosen together with that of every view of these tokens: a click
+            on a cell chooses, and the chosen one is marked. A saved value whose axis is as long as its
+            request's prompt needs none of this.
+        token_ids: Their ids, which tell one sequence from another better than texts do; may stand alone.
+        token_axis: ``"rows"``, ``"columns"``, ``"both"``; ``"auto"`` takes those of that length.
         how: What one block shows from afar: ``"mean"``, ``"max"``, ``"min"`` or ``"absmax"``.
         scale: ``"auto"``, ``"sequential"``, ``"diverging"`` (around zero) or ``"log"`` (of magnitudes).
         clip: What the colours span: ``"robust"`` (the middle 98 % of what is drawn), ``"full"``, or two
@@ -62,6 +73,7 @@ class Heatmap(LabWidget):
 
     Attributes:
         picked: The index of what was last shown in detail, as in ``tensor[heatmap.picked]``; None before.
+        position: The chosen place in the tokens' sequence, here or in any view of it; setting it chooses.
 
     Raises:
         SavesError: It cannot be drawn.
@@ -82,6 +94,8 @@ class Heatmap(LabWidget):
     poster = traitlets.Unicode().tag(sync=True)
     described = traitlets.Unicode().tag(sync=True)
     palettes = traitlets.Dict().tag(sync=True)
+    #: Of rows and columns, the position that the first one is; None where they are no positions.
+    places = traitlets.List(traitlets.Int(allow_none=True)).tag(sync=True)
 
     def __init__(
         self,
@@ -92,6 +106,9 @@ class Heatmap(LabWidget):
         axes: Sequence[str] | None = None,
         rows: Sequence[Any] | None = None,
         columns: Sequence[Any] | None = None,
+        tokens: Sequence[str] | None = None,
+        token_ids: Sequence[int] | None = None,
+        token_axis: str = "auto",
         how: str = "mean",
         scale: str = "auto",
         clip: str | tuple[float, float] = "robust",
@@ -103,11 +120,23 @@ class Heatmap(LabWidget):
         _one_of("scale", scale, spans.SCALES)
         clip = _clip_of(clip, scale)
         self._tiles = Tiles(source, cache_bytes)
+        if tokens is None and token_ids is None:
+            self._ids, on = _ids_of(source), []
+            if self._ids:
+                on = _axes_of_length(source.shape, len(self._ids))
+        else:
+            on = _token_axes(source.shape, tokens, token_ids, token_axis)
+            self._ids = tuple(map(int, token_ids or ()))
+            texts = None if tokens is None else [visible(str(text)) for text in tokens]
+            rows = texts if rows is None and 0 in on else rows
+            columns = texts if columns is None and 1 in on else columns
+        self._known = range(len(tokens if tokens is not None else self._ids) if on else 0)
         self._labels = [
             _labels_of(rows, self._tiles.rows, "rows"),
             _labels_of(columns, self._tiles.columns, "columns"),
         ]
         self._source_shape = source.shape
+        self._running: bool | None = None
         self.picked: tuple[int | slice, ...] | None = None
         super().__init__(
             name=name or (f"{label.name}{label.path}" if label is not None else "tensor"),
@@ -119,8 +148,95 @@ class Heatmap(LabWidget):
             settings={"how": how, "scale": scale, "clip": clip if isinstance(clip, str) else list(clip)},
             height=int(height),
             palettes={**colours.PALETTES, **colours.SPECIAL},
+            places=[0 if axis in on else None for axis in (0, 1)],
+            sequence=sequence_key(self._ids, tokens or ()) if on else "",
         )
         self.described = self._described()
+
+    @classmethod
+    def growing(
+        cls, values: torch.Tensor, *, name: str, tokens: Sequence[str], height: int = 420, **more: Any
+    ) -> Heatmap:
+        """A heatmap whose rows, or values of one dimension, are positions, and may become more by `grow`.
+
+        Args:
+            values: ``[position]``, or ``[position, …]``.
+            name: As for the class.
+            tokens: As for `grow`.
+            height: As for the class.
+            **more: As for `grow`.
+        """
+        made = cls(values, name=name, axes=["position"] if values.dim() == 1 else None, height=height)
+        made.grow(values, tokens=tokens, **more)
+        return made
+
+    def grow(
+        self,
+        values: torch.Tensor,
+        *,
+        tokens: Sequence[str],
+        token_ids: Sequence[int],
+        first: int,
+        running: bool,
+    ) -> None:
+        """Show more rows of the same: one message to the pages, with a picture of all of it.
+
+        While it runs the pages get pictures and ask for no tiles: a kernel that is busy could not answer.
+
+        Args:
+            values: All of it.
+            tokens: The texts of the sequence's tokens.
+            token_ids: Of its prompt.
+            first: The position of the first row.
+            running: Whether more may come.
+        """
+        if running == self._running and tuple(values.shape) == self._source_shape:
+            return
+        axis = 1 if values.dim() == 1 else 0
+        source = source_of(values)
+        self._tiles, self._source_shape, self._running = Tiles(source, CACHE_BYTES), source.shape, running
+        self._known = range(first, first + len(values))
+        texts = [visible(str(text)) for text in tokens[first : first + len(values)]]
+        self._labels = [None, None]
+        self._labels[axis] = [*texts, *[""] * (len(values) - len(texts))]
+        now = {
+            "shape": list(source.shape),
+            "size": shown(source.nbytes),
+            "labelled": [axis == 0, axis == 1],
+            "places": [first if axis == 0 else None, first if axis == 1 else None],
+            "sequence": sequence_key(token_ids),
+            "described": self._described(),
+        }
+        with self.untold():
+            for trait, value in now.items():
+                self.set_trait(trait, value)
+        content, buffers = self._seen_now(axis == 1)
+        self.send({kinds.KIND: kinds.GREW, "running": running, "traits": now, **content}, buffers)
+        if not running:
+            self.send_state(list(now))
+
+    def _seen_now(self, line: bool) -> tuple[dict[str, Any], list[bytes]]:
+        """All of it, small enough for a message: the numbers of a line, or the codes of a picture."""
+        rows, columns = self._tiles.rows, self._tiles.columns
+        if line:
+            level = _halvings(columns, _MAX_BINS)
+            parts = [reduce_blocks(self._numbers(()), 1, 2**level, how) for how in ("min", "max", "mean")]
+            ends = self._tiles.span((), "mean", Level(0, 0), "sequential", "full")
+            buffers = [part.values[0].to(torch.float64).numpy().tobytes() for part in parts]
+            buffers.append(parts[0].flags[0].numpy().tobytes())
+            last = -(-columns // 2**level)
+            return {"line": [0, last], "level": level, "ends": [ends.low, ends.high]}, buffers
+        level_ = Level(_halvings(rows, _GROWING[0]), _halvings(columns, _GROWING[1]))
+        how, scale, clip = self.settings["how"], self.settings["scale"], self.settings["clip"]
+        clip = clip if isinstance(clip, str) else (clip[0], clip[1])
+        blocks = reduce_blocks(self._numbers(()), 2**level_.rows, 2**level_.columns, how)
+        span = self._tiles.span((), how, level_, scale, clip)
+        codes = self._tiles.codes(blocks, span)
+        return {"picture": list(codes.shape), "span": list(span), "level": list(level_)}, [codes.tobytes()]
+
+    def positions(self) -> range:
+        """The positions that its rows or columns are."""
+        return self._known
 
     @property
     def source(self) -> Source | None:
@@ -376,7 +492,8 @@ class Heatmap(LabWidget):
 
     def _label(self, axis: int, at: int) -> str:
         labels = self._labels[axis]
-        return f"{at:,}" if labels is None else f"{at:,} {labels[at]!r}"
+        number = f"{at + (self.places[axis] or 0):,}"
+        return number if labels is None else f"{number} {labels[at]!r}"
 
     def _index(self, leads: Leads, row: int | slice, column: int | slice) -> tuple[int | slice, ...]:
         return (*leads, row, column)[-len(self._source_shape) :] if self._source_shape else ()
@@ -416,6 +533,34 @@ def _labels_of(given: Sequence[Any] | None, size: int, what: str) -> list[str] |
     if len(given) != size:
         raise CellUsageError(f"{what} has {len(given):,} labels, and there are {size:,} {what}")
     return [str(label) for label in given]
+
+
+def _ids_of(source: Source) -> tuple[int, ...]:
+    """The tokens of the prompt that a saved value belongs to."""
+    return source.prompt_ids if isinstance(source, SavedSource) else ()
+
+
+def _axes_of_length(shape: tuple[int, ...], length: int) -> list[int]:
+    """Which of rows (0) and columns (1) are that many; one of 1-D has columns only."""
+    drawn = shape[-2:] if len(shape) > 1 else (-1, *shape)
+    return [axis for axis, size in enumerate(drawn) if size == length]
+
+
+def _token_axes(
+    shape: tuple[int, ...], tokens: Sequence[str] | None, ids: Sequence[int] | None, wanted: str
+) -> list[int]:
+    _one_of("token_axis", wanted, ("auto", "rows", "columns", "both"))
+    if isinstance(tokens, (str, bytes)):
+        raise CellUsageError("tokens is one text: give a list with each token's text")
+    if tokens is not None and ids is not None and len(tokens) != len(ids):
+        raise CellUsageError(f"{len(ids):,} token ids do not fit {len(tokens):,} tokens")
+    length = len(tokens if tokens is not None else ids or ())
+    fitting = _axes_of_length(shape, length)
+    asked = {"auto": fitting, "rows": [0], "columns": [1], "both": [0, 1]}[wanted]
+    if not asked or not set(asked) <= set(fitting):
+        where = "rows or columns" if wanted == "auto" else "rows and columns" if wanted == "both" else wanted
+        raise CellUsageError(f"{length:,} tokens do not fit the {where} of shape {list(shape)}")
+    return asked
 
 
 def _axes_of(given: Sequence[str] | None, dims: int) -> list[str]:

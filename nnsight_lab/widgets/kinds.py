@@ -48,3 +48,9 @@ PROMPT: Final = "prompt"
 CELLS: Final = "cells"
 CELL: Final = "cell"
 HEADS: Final = "heads"
+#: What a view of a sequence is told, and what a token strip is asked.
+CHOOSE: Final = "choose"
+TOKENS: Final = "tokens"
+STOP: Final = "stop"
+#: What a live view says unasked: there is more.
+GREW: Final = "grew"

@@ -120,6 +120,7 @@ class SavedSource:
             label = next((one for one in found if one.key == self._key), SaveLabel(request_id=self._key[0]))
         if label.kind not in ("tensor", "array"):
             store.slice(self._key, ...)  # says why it cannot be
+        self.prompt_ids = label.prompt_ids
         self.shape = label.shape
         self.dtype = _drawable(label.dtype)
         self.nbytes = label.bytes

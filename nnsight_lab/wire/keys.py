@@ -26,6 +26,7 @@ CLEAR = "lab_clear"
 RELEASE = "lab_release"
 FREE = "lab_free"
 LOOK = "lab_look"
+PEEK = "lab_peek"
 COUNT = "nnsight_request_count"
 #: Memory that is free in a worker's heap goes back to the system.
 TRIM = "lab_trim"

@@ -29,6 +29,8 @@ MAX_TENSOR_BYTES: Final = 2**62
 INLINE_BYTES: Final = 256
 #: Up to this a block's tensors ride the reply itself: a page of shared memory costs more.
 REPLY_BYTES: Final = 64 * 1024
+#: What a look at a running request's saves may bring home at a time.
+PEEK_BYTES: Final = 256 * 1024
 
 
 class WireError(LabError):

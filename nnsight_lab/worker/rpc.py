@@ -30,6 +30,11 @@ class LabRPC:
         found: bytes = self.model_runner.lab_look(asked)
         return found
 
+    def lab_peek(self, asked: bytes) -> bytes:
+        """What a running request's blocks have saved so far, from where it was last looked at."""
+        found: bytes = self.model_runner.lab_peek(asked)
+        return found
+
     def lab_free(self, ids: list[str]) -> None:
         """Forget aborted requests."""
         self.model_runner.lab_free(ids)

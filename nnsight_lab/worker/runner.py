@@ -16,7 +16,7 @@ from vllm.distributed.parallel_state import get_pp_group, get_tp_group, get_worl
 from nnsight_lab import pins
 from nnsight_lab.wire.codec import decode, encode
 from nnsight_lab.wire.keys import SAVES_CONFIG
-from nnsight_lab.worker import looking, stopping
+from nnsight_lab.worker import looking, peeking, stopping
 from nnsight_lab.worker.batching import LabBatcher, LabInterleaver
 from nnsight_lab.worker.courier import Courier
 from nnsight_lab.worker.heap import Heap
@@ -119,6 +119,20 @@ class LabRunner(NNsightGPUModelRunner):
                 found = {name: value.cpu() for name, value in found.items()}
             return encode({**found, "seconds": time.perf_counter() - began})
         except Exception as error:
+            return encode({"refused": f"{type(error).__name__}: {error}"})
+
+    def lab_peek(self, asked: bytes) -> bytes:
+        """What a running request's blocks have saved so far, as the codec's bytes.
+
+        Args:
+            asked: The arguments of `peeking.peek`, encoded.
+
+        Returns:
+            What it found; or ``{"refused": why}``, since an exception here says nothing to the caller.
+        """
+        try:
+            return encode(peeking.peek(self.nnsight_requests, **decode(asked)))
+        except Exception as error:  # a look at a request must not end the engine
             return encode({"refused": f"{type(error).__name__}: {error}"})
 
     def lab_free(self, ids: list[str]) -> None:

@@ -18,14 +18,31 @@ export class Axes {
 
   constructor(
     readonly conversation: Conversation,
-    readonly labelled: boolean[],
+    public labelled: boolean[],
     readonly came: () => void
   ) {
     this.left = labelled[0] ? 110 : LEFT;
   }
 
+  /** What the first of rows and of columns is called. */
+  firsts: [number, number] = [0, 0];
+  /** While more may come nothing is asked for. */
+  running = false;
+
+  /** There are more rows or columns now, and their labels are others. */
+  grew(labelled: boolean[], firsts: [number, number], running: boolean): void {
+    this.labelled = labelled;
+    this.firsts = firsts;
+    this.running = running;
+    this.left = labelled[0] ? 110 : LEFT;
+    if (!running) {
+      this.#labels = [new Map(), new Map()];
+      this.#asked = '';
+    }
+  }
+
   label(axis: number, at: number): string {
-    return this.#labels[axis]!.get(at) ?? count(at);
+    return this.#labels[axis]!.get(at) ?? count(at + this.firsts[axis]!);
   }
 
   draw(context: CanvasRenderingContext2D, geometry: Geometry, rows: boolean): void {
@@ -59,6 +76,9 @@ export class Axes {
   /** Fetch the labels in sight, once there is room for them. */
   async ask({ view }: Geometry): Promise<void> {
     const [firstRow, lastRow, firstColumn, lastColumn] = view.window;
+    if (this.running) {
+      return;
+    }
     const wanted: [number, number, number][] = [];
     if (this.labelled[0] && lastRow - firstRow <= 400) {
       wanted.push([0, firstRow, lastRow]);

@@ -1,5 +1,6 @@
 import type { AnyModel } from '@anywidget/types';
 import { Axes } from './axes';
+import { Chooser } from './chooser';
 import { Conversation, KernelError } from './conversation';
 import { Detail } from './detail';
 import { Disposer } from './disposer';
@@ -27,6 +28,8 @@ interface State {
   poster: string;
   described: string;
   palettes: Palettes;
+  /** Of rows and columns, the position that the first one is; null where they are no positions. */
+  places: [number | null, number | null];
 }
 
 const KEYS =
@@ -42,11 +45,15 @@ class Heatmap {
   #conversation: Conversation;
   #stage: Stage | null = null;
   #painter: Matrix | Line;
+  #chooser: Chooser | null = null;
   #axes: Axes;
   #legend: Legend;
   #detail: Detail;
   #span: [number, number, string] | null = null;
   #sampled = false;
+  /** Whether more rows may come. */
+  #running = false;
+  #about = element('span', { class: 'nnl-faint' });
   #readout = element('div', { class: 'nnl-readout' });
   #words = element('div', { class: 'nnl-words' });
   #error = element('div', { class: 'nnl-error', role: 'alert', hidden: '' });
@@ -63,7 +70,7 @@ class Heatmap {
     readonly root: HTMLElement
   ) {
     const get = <K extends keyof State>(name: K) => model.get(name) as State[K];
-    const names = ['name', 'shape', 'dtype', 'size', 'axes', 'labelled', 'settings', 'height', 'poster', 'described', 'palettes'] as const;
+    const names = ['name', 'shape', 'dtype', 'size', 'axes', 'labelled', 'settings', 'height', 'poster', 'described', 'palettes', 'places'] as const;
     this.#state = Object.fromEntries(names.map(name => [name, get(name)])) as unknown as State;
     const { shape, palettes, settings, labelled } = this.#state;
     this.#settings = { ...settings, leads: shape.slice(0, -2).map(() => 0) };
@@ -86,7 +93,19 @@ class Heatmap {
       text => this.#announce(text)
     );
     this.#build();
-    this.#disposer.add(() => clearTimeout(this.#liveTimer));
+    this.#follow(model);
+    const heard = (message: unknown, buffers: DataView[]) => {
+      const content = message as Record<string, unknown>;
+      if (content[kinds.KIND] === kinds.GREW && this.#stage) {
+        const copies = buffers.map(one => new Uint8Array(one.buffer.slice(one.byteOffset, one.byteOffset + one.byteLength)));
+        this.#grew(model, content, copies);
+      }
+    };
+    model.on('msg:custom', heard);
+    this.#disposer.add(() => {
+      model.off('msg:custom', heard);
+      clearTimeout(this.#liveTimer);
+    });
   }
 
   dispose(): void {
@@ -95,12 +114,12 @@ class Heatmap {
 
   #build(): void {
     const { root } = this;
-    const { name, dtype, size, shape } = this.#state;
+    const { name, shape } = this.#state;
     root.classList.add('nnl-heatmap');
     // JupyterLab's own keys would move from cell to cell, or delete one.
     root.setAttribute('data-lm-suppress-shortcuts', 'true');
-    const about = `${dtype}${shape.length ? ` [${shape.map(count).join(' × ')}]` : ''} · ${size}`;
-    const head = element('div', { class: 'nnl-head' }, element('strong', {}, name), element('span', { class: 'nnl-faint' }, about));
+    this.#about.textContent = this.#aboutText();
+    const head = element('div', { class: 'nnl-head' }, element('strong', {}, name), this.#about);
     root.append(head);
     if (shape.includes(0)) {
       root.append(element('p', { class: 'nnl-words' }, 'It is empty: there is nothing to draw.'), this.#error);
@@ -129,6 +148,11 @@ class Heatmap {
     this.#recolour();
     this.#describe();
     this.#loadPoster();
+  }
+
+  #aboutText(): string {
+    const { dtype, size, shape } = this.#state;
+    return `${dtype}${shape.length ? ` [${shape.map(count).join(' × ')}]` : ''} · ${size}`;
   }
 
   #makeStage(): Stage {
@@ -263,6 +287,44 @@ class Heatmap {
       .catch(error => this.#fail(error));
   }
 
+  /** Share the position, where its rows or columns are positions. */
+  #follow(model: AnyModel): void {
+    if (this.#chooser) {
+      this.#chooser.follow();
+    } else if (this.#stage && this.#state.places?.some(first => first !== null)) {
+      this.#axes.firsts = this.#state.places.map(first => first ?? 0) as [number, number];
+      const knows = (position: number) => this.#cellOf(position).some(at => at !== null);
+      this.#chooser = new Chooser(model, this.#conversation, knows, position => this.#mark(position), this.#disposer);
+    }
+  }
+
+  /** There is more of it, and a picture of all there is. */
+  #grew(model: AnyModel, content: Record<string, unknown>, buffers: Uint8Array[]): void {
+    const traits = content.traits as Record<string, unknown>;
+    for (const [name, value] of Object.entries(traits)) {
+      model.set(name, value);
+    }
+    Object.assign(this.#state, traits);
+    const { shape, labelled, places, described } = this.#state;
+    this.#running = content.running === true;
+    const stage = this.#stage!;
+    say(this.#about, this.#aboutText());
+    stage.canvas.setAttribute('aria-label', described);
+    this.#axes.grew(labelled, places.map(first => first ?? 0) as [number, number], this.#running);
+    if (shape.length === 1) {
+      this.#axes.left = 62;
+    }
+    this.#painter.grew(content, buffers, this.#running);
+    stage.view.grow(shape.length === 1 ? 1 : shape.at(-2)!, shape.at(-1)!);
+    stage.resize();
+    this.#follow(model);
+    if (this.#chooser) {
+      this.#mark(this.#chooser.position, false);
+    }
+    this.#describe();
+    this.root.dataset.rows = String(shape[0]);
+  }
+
   // -- what the kernel said --------------------------------------------------------------------
 
   #told({ span, special, sampled, came }: Told): void {
@@ -331,6 +393,10 @@ class Heatmap {
     const [a, b] = this.#stage?.view.level ?? [0, 0];
     const size = 2 ** (a + b);
     let text = 'Every value is shown.';
+    if (this.#running) {
+      say(this.#words, 'It is growing: a picture of all there is so far.');
+      return;
+    }
     if (this.#painter instanceof Line && b > 0) {
       text = `Shown 1 of ${count(size)} values: the line is their mean, the band goes from the smallest to the largest.`;
     } else if (this.#sampled) {
@@ -396,7 +462,30 @@ class Heatmap {
     }
   }
 
+  /** The row and the column that a position is. */
+  #cellOf(position: number | null): [number | null, number | null] {
+    const sizes = [this.#state.shape.at(-2) ?? 1, this.#state.shape.at(-1)!];
+    return this.#state.places.map((first, axis) => {
+      const at = position === null || first === null ? -1 : position - first;
+      return at >= 0 && at < sizes[axis]! ? at : null;
+    }) as [number | null, number | null];
+  }
+
+  #mark(position: number | null, reveal = true): void {
+    const stage = this.#stage!;
+    stage.marked = this.#cellOf(position);
+    this.root.dataset.position = position === null ? '' : String(position);
+    if (reveal) {
+      stage.reveal(...stage.marked);
+    }
+  }
+
   #pick(cell: Cell, byKey: boolean): void {
+    const [a, b] = this.#stage!.view.level;
+    const [row, column] = this.#state.places ?? [null, null];
+    if (this.#chooser && (row !== null || column !== null)) {
+      this.#chooser.choose(row !== null ? row + cell.row * 2 ** a : column! + cell.column * 2 ** b);
+    }
     this.#conversation
       .ask(kinds.DETAIL, this.#where(cell), answer => {
         this.#detail.show(answer, byKey);

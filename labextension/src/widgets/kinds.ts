@@ -32,3 +32,7 @@ export const PROMPT = 'prompt';
 export const CELLS = 'cells';
 export const CELL = 'cell';
 export const HEADS = 'heads';
+export const CHOOSE = 'choose';
+export const TOKENS = 'tokens';
+export const STOP = 'stop';
+export const GREW = 'grew';

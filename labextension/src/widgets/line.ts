@@ -21,12 +21,18 @@ export class Line implements Painter {
   readonly needsRows = false;
   #part: Part | null = null;
   #ends: [number, number] = [0, 1];
+  #running = false;
 
   constructor(
     readonly conversation: Conversation,
     readonly palettes: Palettes,
     readonly told: (told: Told) => void
   ) {}
+
+  grew(content: Record<string, unknown>, buffers: Uint8Array[], running: boolean): void {
+    this.#running = running;
+    this.#take(content, buffers, Number(content.level));
+  }
 
   recolour(): void {
     // A line has the page's colours.
@@ -98,7 +104,7 @@ export class Line implements Painter {
     context.font = '11px sans-serif';
     context.fillText(short(high), -6, 10);
     context.fillText(short(low), -6, view.height - 10);
-    return this.#covers(geometry);
+    return this.#running || this.#covers(geometry);
   }
 
   #covers(geometry: Geometry): boolean {
@@ -108,25 +114,24 @@ export class Line implements Painter {
   }
 
   async ask(geometry: Geometry, settings: Settings): Promise<void> {
-    if (this.#covers(geometry)) {
+    if (this.#running || this.#covers(geometry)) {
       return;
     }
     const [level, first, last] = this.#window(geometry);
     const room = last - first;
     const question = { ...settings, level, first: Math.max(0, first - room), last: last + room };
     await this.conversation.ask(kinds.LINE, question, answer => {
-      const line = answer.content.line as [number, number] | undefined;
-      if (!line) {
-        return;
+      if (answer.content.line !== undefined) {
+        this.#take(answer.content, answer.buffers, level);
       }
-      const [low, high, mean] = answer.buffers.slice(0, 3).map(one => new Float64Array(one.buffer)) as [
-        Float64Array,
-        Float64Array,
-        Float64Array
-      ];
-      this.#ends = answer.content.ends as [number, number];
-      this.#part = { level, first: line[0], last: line[1], low, high, mean, flags: answer.buffers[3]! };
-      this.told({ special: answer.content.special as Told['special'], came: true });
     });
+  }
+
+  #take(content: Record<string, unknown>, buffers: Uint8Array[], level: number): void {
+    const line = content.line as [number, number];
+    const [low, high, mean] = buffers.slice(0, 3).map(one => new Float64Array(one.buffer)) as [Float64Array, Float64Array, Float64Array];
+    this.#ends = content.ends as [number, number];
+    this.#part = { level, first: line[0], last: line[1], low, high, mean, flags: buffers[3]! };
+    this.told({ special: content.special as Told['special'], came: true });
   }
 }

@@ -37,6 +37,10 @@ export class Matrix implements Painter {
   #counted = new Set<string>();
   #spans = new Map<string, NonNullable<Told['span']>>();
 
+  /** What a growing matrix looked like when it was last heard of, and whether more may come. */
+  #whole: Preview | null = null;
+  #running = false;
+
   constructor(
     readonly conversation: Conversation,
     readonly palettes: Palettes,
@@ -46,9 +50,20 @@ export class Matrix implements Painter {
   recolour(scale: string, dark: boolean): void {
     this.#scale = scale;
     this.#colours = lookup(this.palettes, scale, dark);
-    for (const one of [...this.#tiles.values(), ...this.#previews.values()]) {
+    for (const one of [...this.#tiles.values(), ...this.#previews.values(), ...(this.#whole ? [this.#whole] : [])]) {
       one.painted = null;
     }
+  }
+
+  grew(content: Record<string, unknown>, buffers: Uint8Array[], running: boolean): void {
+    const [height, width] = content.picture as [number, number];
+    this.#tiles.clear();
+    this.#previews.clear();
+    this.#counted.clear();
+    this.#spans.clear();
+    this.#whole = { height, width, codes: buffers[0]!, painted: null };
+    this.#running = running;
+    this.told({ span: content.span as Told['span'], came: true });
   }
 
   get colours(): Uint32Array {
@@ -65,6 +80,7 @@ export class Matrix implements Painter {
     const key = keyOf(settings);
     const wanted = this.#wanted(geometry);
     const missing = wanted.some(place => !this.#tiles.has(`${key}|${place}`));
+    const all = this.#running || !missing;
     context.imageSmoothingEnabled = false;
     context.save();
     context.beginPath();
@@ -93,10 +109,13 @@ export class Matrix implements Painter {
       }
     }
     context.restore();
-    return !missing;
+    return all;
   }
 
   async ask(geometry: Geometry, settings: Settings): Promise<void> {
+    if (this.#running) {
+      return;
+    }
     const key = keyOf(settings);
     const level = geometry.view.level;
     const missing = this.#wanted(geometry).filter(place => !this.#tiles.has(`${key}|${place}`));
@@ -153,7 +172,7 @@ export class Matrix implements Painter {
   }
 
   #drawPreview(context: CanvasRenderingContext2D, { view, poster }: Geometry, key: string): void {
-    const preview = this.#previews.get(key);
+    const preview = this.#whole ?? this.#previews.get(key);
     const image = preview ? (preview.painted ??= this.#paint(preview)) : poster;
     if (image) {
       const [x, y] = [-view.x * view.scaleX, -view.y * view.scaleY];

@@ -29,6 +29,8 @@ export interface Told {
 
 /** Draws into the plot, whose upper left corner is the origin. */
 export interface Painter {
+  /** Take a picture of all there is now; nothing is asked for while more may come. */
+  grew(content: Record<string, unknown>, buffers: Uint8Array[], running: boolean): void;
   /** Whether rows can be walked as columns can. */
   readonly needsRows: boolean;
   /** Draw what is there; whether it is all. */

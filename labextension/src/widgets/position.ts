@@ -34,6 +34,11 @@ export function choosePosition(sequence: string, position: number | null, from: 
   window.dispatchEvent(new CustomEvent<Chosen>(EVENT, { detail: { sequence, position, from } }));
 }
 
+/** What is chosen of a sequence on this page. */
+export function chosenPosition(sequence: string): number | null {
+  return last().get(sequence) ?? null;
+}
+
 /** Hear what other views of the sequence choose; at once where one was chosen before. */
 export function onPosition(
   sequence: string,

@@ -27,6 +27,8 @@ export class Stage {
   readonly view: Viewport;
   cursor: Cell | null = null;
   poster: HTMLImageElement | null = null;
+  /** The row and the column that are the chosen position. */
+  marked: [number | null, number | null] = [null, null];
   #frame = 0;
   #asking = false;
   #again = false;
@@ -130,11 +132,46 @@ export class Stage {
     context.rect(this.painter.needsRows ? 0 : -this.axes.left, 0, this.view.width + this.axes.left, this.view.height);
     context.clip();
     const done = this.painter.draw(context, geometry, this.settings());
+    this.#drawMarked(context, geometry);
     this.#drawCursor(context, geometry);
     context.restore();
     this.axes.draw(context, geometry, this.painter.needsRows);
     this.hooks.state(done);
     this.#ask(done);
+  }
+
+  /** A frame around the chosen row or column, in black and white, which stands out on any colour. */
+  #drawMarked(context: CanvasRenderingContext2D, { view }: Geometry): void {
+    const [row, column] = this.marked;
+    const frames: [number, number, number, number][] = [];
+    if (row !== null && this.painter.needsRows) {
+      const high = Math.max(view.scaleY, 3);
+      frames.push([-2, (row - view.y) * view.scaleY, view.columns * view.scaleX + 4, high]);
+    }
+    if (column !== null) {
+      const wide = Math.max(view.scaleX, 3);
+      const high = this.painter.needsRows ? view.rows * view.scaleY : view.height;
+      frames.push([(column - view.x) * view.scaleX, -2, wide, high + 4]);
+    }
+    for (const [x, y, width, height] of frames) {
+      for (const [line, colour] of [[4, '#000'], [2, '#fff']] as const) {
+        context.lineWidth = line;
+        context.strokeStyle = colour;
+        context.strokeRect(x, y, width, height);
+      }
+    }
+  }
+
+  /** Bring a row or column into sight. */
+  reveal(row: number | null, column: number | null): void {
+    const { view } = this;
+    const [firstRow, lastRow, first, last] = view.window;
+    const seen = (at: number | null, from: number, to: number) => at === null || (at >= from && at < to);
+    if (!seen(row, firstRow, lastRow) || !seen(column, first, last)) {
+      view.reveal(row ?? Math.ceil(view.y), column ?? Math.ceil(view.x), 1, 1);
+      this.hooks.moved();
+    }
+    this.refresh();
   }
 
   #drawCursor(context: CanvasRenderingContext2D, { view }: Geometry): void {

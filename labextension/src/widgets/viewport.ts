@@ -21,9 +21,16 @@ export class Viewport {
   #fitted = true;
 
   constructor(
-    readonly rows: number,
-    readonly columns: number
+    public rows: number,
+    public columns: number
   ) {}
+
+  /** There are more rows or columns now; who saw all of it goes on seeing all. */
+  grow(rows: number, columns: number): void {
+    this.rows = rows;
+    this.columns = columns;
+    this.resize(this.width, this.height);
+  }
 
   /** How high a picture of that many rows is at most worth. */
   static heightFor(rows: number, most: number): number {
