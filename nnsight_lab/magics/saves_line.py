@@ -15,6 +15,7 @@ from nnsight_lab.magics.arguments import evaluate
 from nnsight_lab.magics.commands import ListSaves, MarkSaves, ReadSaves, SavesCommand, WriteSaves
 from nnsight_lab.magics.contract import Engine, Saves, chosen_engine, lab
 from nnsight_lab.magics.drawing import Drawing, in_notebook, sentence, show, show_bundle, table
+from nnsight_lab.wire.sizes import shown_bytes
 
 _HEADS = ("request", "block", "name", "shape", "dtype", "size", "prompt", "age")
 _FILE_HEADS = ("file", "requests", "saves", "size", "model", "age")
@@ -157,7 +158,7 @@ def saves_table(engine: Engine) -> Drawing:
 def files_table(most: int | None = None) -> Drawing | None:
     """The files of saves that were found, one a row; None where there are none."""
     from nnsight_lab.saves import written  # torch, seconds to import, and only this line needs it
-    from nnsight_lab.saves.table import age, shown
+    from nnsight_lab.saves.table import age
 
     found = written.found(most=written.MOST if most is None else most)
     if not found:
@@ -176,7 +177,7 @@ def files_table(most: int | None = None) -> Drawing | None:
                 _short(path),
                 len(file.requests),
                 len(saves),
-                shown(file.nbytes),
+                shown_bytes(file.nbytes),
                 ", ".join(models),
                 age(created),
             )

@@ -22,7 +22,7 @@ from nnsight_lab.errors import CellUsageError, SaveNotFound, WidgetError
 from nnsight_lab.lens.tokens import shortened, visible
 from nnsight_lab.saves.label import SaveLabel, leaves_of
 from nnsight_lab.saves.store import SavesStore
-from nnsight_lab.saves.table import as_html, shown
+from nnsight_lab.saves.table import as_html
 from nnsight_lab.widgets import kinds
 from nnsight_lab.widgets.base import Answer, LabWidget, Question, answers, long
 from nnsight_lab.widgets.comparison import likeness
@@ -40,6 +40,7 @@ from nnsight_lab.widgets.saves_index import (
 from nnsight_lab.widgets.sources import DifferenceSource, SavedSource
 from nnsight_lab.widgets.words import counted, short
 from nnsight_lab.wire.keys import TRACE_BLOCK
+from nnsight_lab.wire.sizes import shown_bytes
 
 #: Of one message.
 MAX_ROWS: Final = 200
@@ -167,7 +168,7 @@ class SavesBrowser(LabWidget):
     @long
     def _give_text(self, question: Question, stopped: Callable[[], bool]) -> Iterator[Answer]:
         store, label = self._store(), self._row(question["number"]).label
-        value = store.get(label.request_id, label.name, label.block, label.sequence)
+        value = store.get(label.request_id, label.name, block=label.block, sequence=label.sequence)
         if stopped():
             return
         found = next((leaf.value for leaf in leaves_of(value) if leaf.path == label.path), value)
@@ -382,7 +383,7 @@ def _cells(row: Row) -> list[Any]:
         f"{label.sequence}",
         ("×".join(map(str, label.shape)) or "0-d") if tensor else "",
         visible(label.dtype),
-        shown(label.bytes) if tensor else "",
+        shown_bytes(label.bytes) if tensor else "",
     ]
 
 
@@ -400,7 +401,7 @@ def _about(label: SaveLabel) -> str:
     """What is known of a save, in a line."""
     parts = [
         f"{label.dtype} [{', '.join(map(str, label.shape))}]" if is_tensor(label) else label.dtype,
-        shown(label.bytes) if is_tensor(label) else "",
+        shown_bytes(label.bytes) if is_tensor(label) else "",
         "trace" if label.block == TRACE_BLOCK else f"edit {visible(label.block)} v{label.edit_version}",
         label.module_path,
         "" if label.step is None else f"step {label.step:,}",
