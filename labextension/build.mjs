@@ -1,7 +1,7 @@
 // Bundles each widget's module into one file that the Python package ships.
 import { build } from 'esbuild';
 
-const WIDGETS = ['heatmap', 'browser'];
+const WIDGETS = ['heatmap', 'browser', 'strip'];
 const target = '../nnsight_lab/widgets/static';
 
 await build({

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -401,19 +401,24 @@ class SavesStore:
         rows, more = self.rows()
         return as_html(repr(self).strip("<>"), rows, more)
 
-    def rows(self, most: int = ROWS) -> tuple[list[Row], str]:
-        """The newest saved values as rows of a table, and what is not among them, in words."""
+    def rows(self, most: int = ROWS, *, requests: Collection[str] | None = None) -> tuple[list[Row], str]:
+        """The newest saved values as rows of a table, and what is not among them, in words.
+
+        Args:
+            most: So many rows.
+            requests: Only of these.
+        """
         rows: list[Row] = []
-        values = requests = 0
-        names = self.ids()
+        values = seen = 0
+        names = [name for name in self.ids() if requests is None or name in requests]
         for held in self._all(names):
-            requests += 1
+            seen += 1
             found = rows_of((save.labels for save in held.saves.values()), most - len(rows))
             rows += found
             values += len(held.saves) - len(found)
             if len(rows) >= most:
                 break
-        left = max(len(names) - requests, 0)
+        left = max(len(names) - seen, 0)
         parts = [f"{values:,} more" if values else "", f"{left:,} more requests" if left else ""]
         return rows, " and ".join(part for part in parts if part)
 

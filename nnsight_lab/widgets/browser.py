@@ -12,6 +12,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
@@ -19,11 +20,12 @@ import torch
 import traitlets
 
 from nnsight_lab.errors import CellUsageError, SaveNotFound, WidgetError
-from nnsight_lab.lens.tokens import shortened, visible
+from nnsight_lab.lens.tokens import visible
 from nnsight_lab.saves.label import SaveLabel, leaves_of
 from nnsight_lab.saves.store import SavesStore
 from nnsight_lab.saves.table import as_html
 from nnsight_lab.widgets import kinds
+from nnsight_lab.widgets.axes_of import axes_of
 from nnsight_lab.widgets.base import Answer, LabWidget, Question, answers, long
 from nnsight_lab.widgets.comparison import likeness
 from nnsight_lab.widgets.heatmap import Heatmap
@@ -38,7 +40,7 @@ from nnsight_lab.widgets.saves_index import (
     words_of,
 )
 from nnsight_lab.widgets.sources import DifferenceSource, SavedSource
-from nnsight_lab.widgets.words import counted, short
+from nnsight_lab.widgets.words import counted, short, shown_line
 from nnsight_lab.wire.keys import TRACE_BLOCK
 from nnsight_lab.wire.sizes import shown_bytes
 
@@ -46,6 +48,8 @@ from nnsight_lab.wire.sizes import shown_bytes
 MAX_ROWS: Final = 200
 #: What a view waits at most for rows that were not read yet, and for statistics.
 _FIRST_READ_S: Final = 0.02
+#: A screen of them.
+_FIRST_ROWS: Final = 16
 _READ_S: Final = 0.1
 _STATISTICS_S: Final = 0.15
 #: Views are told of changes no more often.
@@ -53,6 +57,9 @@ _WATCH_S: Final = 0.5
 _PROMPT_CHARS: Final = 120
 _TEXT_CHARS: Final = 20_000
 _PICTURE_HEIGHT: Final = 300
+
+#: The tokens of a save's prompt as texts; None where they are not known.
+Tokens = Callable[[SaveLabel], Sequence[str] | None]
 
 
 class SavesBrowser(LabWidget):
@@ -62,17 +69,32 @@ class SavesBrowser(LabWidget):
         store: What it shows.
         name: What the store is called in expressions to copy.
         height: Of the table, in pixels.
+        requests: Show what these requests saved, and nothing else.
+        tokens: The tokens of a save's prompt, where they are known: they label its axes.
 
     Attributes:
         height: Of the table, in pixels.
+        begun: The first rows, which a view shows while it waits for the rest.
+        opening: The number of a row to be opened; 0 for none.
+        bound: The name it has in the notebook, where that is known: a view says how to read what it opened.
     """
 
     module: ClassVar[str] = "browser"
 
     described = traitlets.Unicode().tag(sync=True)
     height = traitlets.Int(300).tag(sync=True)
+    begun = traitlets.Dict().tag(sync=True)
+    opening = traitlets.Int(0).tag(sync=True)
 
-    def __init__(self, store: SavesStore, *, name: str = "engine.saves", height: int = 300) -> None:
+    def __init__(
+        self,
+        store: SavesStore,
+        *,
+        name: str = "engine.saves",
+        height: int = 300,
+        requests: Sequence[str] | None = None,
+        tokens: Tokens | None = None,
+    ) -> None:
         if not isinstance(store, SavesStore):
             raise CellUsageError(
                 f"a store of saves can be browsed, and this is {type(store).__name__}: "
@@ -81,14 +103,17 @@ class SavesBrowser(LabWidget):
         self._held: SavesStore | None = store
         self._weak = weakref.ref(store)
         self._name = name
-        self._index = SavesIndex()
+        self._requests = None if requests is None else frozenset(requests)
+        self._tokens = tokens
+        self._index = SavesIndex.of(store)
+        self.bound = ""
+        self._read_s = _FIRST_READ_S
         self._selected: Row | None = None
         self._pictures: dict[str, list[Heatmap]] = {}
         self._turns: dict[str, int] = {}
         self._guard = threading.Lock()
         self._watching: threading.Event | None = None
-        super().__init__(height=int(height))
-        self.described = self.plain()
+        super().__init__(height=int(height), begun=self._first_rows(store), described=self.plain())
 
     @property
     def selected(self) -> SaveLabel | None:
@@ -100,13 +125,27 @@ class SavesBrowser(LabWidget):
         here = self._index.row(row.number) is not None
         return row.label if here or row.label in store.labels(row.label.request_id) else None
 
+    @property
+    def value(self) -> Any:
+        """What was saved there: the tensor, text or number that was opened last.
+
+        Raises:
+            SaveNotFound: Nothing was opened, or it was dropped.
+        """
+        label = self.selected
+        if label is None:
+            raise SaveNotFound("no save is opened in this browser, or it was dropped")
+        value = self._store().get(label.request_id, label.name, block=label.block, sequence=label.sequence)
+        return next((leaf.value for leaf in leaves_of(value) if leaf.path == label.path), value)
+
     # -- what the browser asks -----------------------------------------------------------------
 
     @answers(kinds.PAGE)
     @long
     def _give_page(self, question: Question, stopped: Callable[[], bool]) -> Iterator[Answer]:
-        store, order = self._store(), _order_of(question)
-        self._index.update(store, _READ_S if len(self._index) else _FIRST_READ_S)
+        store, order = self._store(), replace(_order_of(question), requests=self._requests)
+        self._index.update(store, self._read_s, self._requests or ())
+        self._read_s = _READ_S
         version = self._index.version
         rows = self._index.ordered(
             store, order, stopped, lambda done, of: self._tell_progress(question, done, of)
@@ -118,7 +157,7 @@ class SavesBrowser(LabWidget):
             {
                 "version": version,
                 "complete": self._index.complete,
-                "total": len(self._index),
+                "total": len(self._index) if self._requests is None else self._total(store),
                 "matched": len(rows),
                 "first": first,
                 "rows": [_cells(row) for row in rows[first : first + count]],
@@ -153,6 +192,7 @@ class SavesBrowser(LabWidget):
             "about": _about(label),
             "prompt": shown_line(label.prompt, 4 * _PROMPT_CHARS),
             "expression": self._expression(store, label),
+            "bound": self.bound,
             "request": label.request_id,
             "kept": store.is_kept(label.request_id),
             "parts": sum(other.key[:4] == label.key[:4] for other in store.labels(label.request_id)),
@@ -160,7 +200,10 @@ class SavesBrowser(LabWidget):
         }
         self._selected = row
         if is_tensor(label):
-            picture = Heatmap(store, label, name=content["expression"], height=_PICTURE_HEIGHT)
+            axes = axes_of(label, self._tokens(label) if self._tokens is not None else None)
+            picture = Heatmap(
+                store, label, name=content["expression"], height=_PICTURE_HEIGHT, **axes._asdict()
+            )
             content["pictures"] = self._draw(question, [("", picture)])
         return Answer(content)
 
@@ -250,14 +293,16 @@ class SavesBrowser(LabWidget):
         store = self._weak()
         if store is None:
             return super().fallback()
-        rows, more = store.rows()
+        rows, more = store.rows(requests=self._requests)
         return as_html(repr(store).strip("<>"), rows, more)
 
     # -- its life ------------------------------------------------------------------------------
 
     def looked_at(self) -> None:
         """The store stays while it is looked at, and is watched for changes."""
-        self._held = self._weak()
+        store = self._held = self._weak()
+        if store is not None:
+            self._index = SavesIndex.of(store)
         if self._watching is None and not self._closed:
             self._watching = threading.Event()
             threading.Thread(
@@ -270,7 +315,8 @@ class SavesBrowser(LabWidget):
             self._watching.set()
             self._watching = None
         self._close_pictures()
-        self._index.clear()
+        self._index = SavesIndex()  # the rows go with their last browser
+        self._read_s = _FIRST_READ_S
         self._held = None
 
     def released(self) -> None:
@@ -279,6 +325,26 @@ class SavesBrowser(LabWidget):
         self._selected = None
 
     # -- inside --------------------------------------------------------------------------------
+
+    def _first_rows(self, store: SavesStore) -> dict[str, Any]:
+        """What a view shows before it was answered: of the newest request alone, where that has as many."""
+        self._index.update(store, _FIRST_READ_S, self._requests or (), rows=_FIRST_ROWS)
+        rows = self._index.ordered(store, Order(requests=self._requests))[:_FIRST_ROWS]
+        return {"rows": [_cells(row) for row in rows], "unused": list(self._index.unused)} if rows else {}
+
+    def _total(self, store: SavesStore) -> int:
+        return len(self._index.ordered(store, Order(requests=self._requests)))
+
+    def show_row(self, name: str, block: str) -> None:
+        """Open the newest save of that name and block in every view."""
+        store = self._store()
+        self._index.update(store, _READ_S, self._requests or ())
+        for row in self._index.ordered(store, Order(requests=self._requests)):
+            if row.label.name == name and row.label.block == block:
+                if self.opening == row.number:
+                    self.opening = 0  # else nothing would have changed
+                self.opening = row.number
+                return
 
     def _store(self) -> SavesStore:
         store = self._weak()
@@ -358,14 +424,6 @@ class SavesBrowser(LabWidget):
             self._turns.clear()
         for picture in older:
             picture.close()
-
-
-def shown_line(text: str, limit: int) -> str:
-    """The beginning of a text, on one line, in characters that can be seen; spaces stay spaces."""
-    begun = text[: 2 * limit]
-    parts = (visible(part).replace("·", " ") for part in begun.split("·"))
-    found = shortened("·".join(parts), limit)
-    return found if len(begun) == len(text) or found.endswith("…") else f"{found}…"
 
 
 def _cells(row: Row) -> list[Any]:

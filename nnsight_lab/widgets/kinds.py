@@ -40,5 +40,7 @@ COMPARE: Final = "compare"
 WRITE: Final = "write"
 KEEP: Final = "keep"
 DROP: Final = "drop"
-#: What it says unasked.
+#: What the strip below a cell is asked, besides `OPEN`.
+CLOSE: Final = "close"
+#: What a browser says unasked.
 CHANGED: Final = "changed"

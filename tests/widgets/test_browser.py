@@ -22,10 +22,11 @@ from nnsight_lab.saves.label import SaveLabel
 from nnsight_lab.saves.store import SavesStore
 from nnsight_lab.widgets import kinds
 from nnsight_lab.widgets.base import STATIC
-from nnsight_lab.widgets.browser import MAX_ROWS, SavesBrowser, shown_line
+from nnsight_lab.widgets.browser import MAX_ROWS, SavesBrowser
 from nnsight_lab.widgets.comparison import likeness
 from nnsight_lab.widgets.saves_index import SORTS, Order, SavesIndex, words_of
 from nnsight_lab.widgets.sources import DifferenceSource, TensorSource
+from nnsight_lab.widgets.words import shown_line
 from tests.waiting import until
 from tests.widgets.comms import MockComm, Page, mock_comms
 

@@ -91,6 +91,9 @@ class Browser {
       }
     };
     model.on('msg:custom', heard);
+    const opening = () => this.#openNumber(Number(model.get('opening')));
+    model.on('change:opening', opening);
+    this.#disposer.add(() => model.off('change:opening', opening));
     this.#watchSight();
     this.#disposer.add(() => {
       this.#alive = false;
@@ -99,7 +102,9 @@ class Browser {
       clearTimeout(this.#changeTimer);
       clearTimeout(this.#restTimer);
     });
+    this.#begin(model.get('begun') as { rows?: Row[]; unused?: string[] });
     this.#load(true);
+    opening();
   }
 
   dispose(): void {
@@ -150,6 +155,17 @@ class Browser {
   }
 
   // -- rows ------------------------------------------------------------------------------------
+
+  /** Show the first rows, which came with the widget, until the kernel says what there is now. */
+  #begin({ rows = [], unused = [] }: { rows?: Row[]; unused?: string[] }): void {
+    if (rows.length) {
+      this.#grid.length = rows.length;
+      this.#grid.without(unused);
+      rows.forEach((row, place) => this.#grid.rows.set(place, row));
+      this.#grid.draw();
+      requestAnimationFrame(() => (this.root.dataset.firstMs ??= (performance.now() - this.#madeAt).toFixed(1)));
+    }
+  }
 
   #sortBy(sort: string, descending: boolean): void {
     this.#order = { ...this.#order, sort, descending };
@@ -278,8 +294,8 @@ class Browser {
     grid.draw();
     this.root.dataset.words = this.#order.words;
     this.#set('done');
-    if (!this.root.dataset.firstMs && total) {
-      this.root.dataset.firstMs = (performance.now() - this.#madeAt).toFixed(1);
+    if (total) {
+      this.root.dataset.firstMs ??= (performance.now() - this.#madeAt).toFixed(1);
     }
     this.#askStatistics();
     if (!content.complete) {
@@ -291,7 +307,7 @@ class Browser {
 
   /** The numbers of the rows in sight, as many at a time as come quickly. */
   #askStatistics(): void {
-    if (this.#counting || !this.#alive) {
+    if (this.#counting || !this.#alive || !this.#key) {
       return;
     }
     const grid = this.#grid;
@@ -367,9 +383,15 @@ class Browser {
   // -- one row ---------------------------------------------------------------------------------
 
   #open(row: Row): void {
-    this.#grid.opened = row[0];
-    this.#grid.draw();
-    this.#pane.open(row[0]).catch(error => this.#fail(error));
+    this.#openNumber(row[0]);
+  }
+
+  #openNumber(number: number): void {
+    if (number > 0) {
+      this.#grid.opened = number;
+      this.#grid.draw();
+      this.#pane.open(number).catch(error => this.#fail(error));
+    }
   }
 
   #hotkey(key: string, row: Row | undefined): boolean {
