@@ -257,8 +257,12 @@ class SavesStore:
         key = key_of(label)
         return self._ask(key.request_id, lambda held: take(held.leaf(key), index))
 
-    def summary(self, label: SaveLabel | SaveKey) -> Summary:
+    def summary(self, label: SaveLabel | SaveKey, check: Callable[[], object] = lambda: None) -> Summary:
         """The statistics of one saved tensor, computed when first asked for.
+
+        Args:
+            label: Of the tensor.
+            check: Called between the pieces that are read; what it raises ends that.
 
         Raises:
             SaveNotFound, SavesError: As `slice`.
@@ -268,7 +272,7 @@ class SavesStore:
             known = self._shelf.summaries.get(key.request_id, {}).get(key)
         if known is not None:
             return known
-        held, computed = self._ask(key.request_id, lambda held: (held, summarize(held.leaf(key))))
+        held, computed = self._ask(key.request_id, lambda held: (held, summarize(held.leaf(key), check)))
         with self._shelf.lock:
             if self._shelf.requests.get(key.request_id) is held:
                 self._shelf.summaries.setdefault(key.request_id, {})[key] = computed

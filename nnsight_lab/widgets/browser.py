@@ -19,9 +19,10 @@ from typing import Any, ClassVar, Final
 import torch
 import traitlets
 
-from nnsight_lab.errors import CellUsageError, SaveNotFound, WidgetError
+from nnsight_lab.errors import CellUsageError, SaveNotFound, SavesError, WidgetError
 from nnsight_lab.lens.tokens import visible
 from nnsight_lab.saves.label import SaveLabel, leaves_of
+from nnsight_lab.saves.recipe import recipe_of
 from nnsight_lab.saves.store import SavesStore
 from nnsight_lab.saves.table import as_html
 from nnsight_lab.widgets import kinds
@@ -29,6 +30,7 @@ from nnsight_lab.widgets.axes_of import axes_of
 from nnsight_lab.widgets.base import Answer, LabWidget, Question, answers, long
 from nnsight_lab.widgets.comparison import likeness
 from nnsight_lab.widgets.heatmap import Heatmap
+from nnsight_lab.widgets.jobs import Stopped
 from nnsight_lab.widgets.saves_index import (
     SORTS,
     STATISTICS,
@@ -40,6 +42,7 @@ from nnsight_lab.widgets.saves_index import (
     words_of,
 )
 from nnsight_lab.widgets.sources import DifferenceSource, SavedSource
+from nnsight_lab.widgets.sparkline import Sparkline, sparkline
 from nnsight_lab.widgets.words import counted, short, shown_line
 from nnsight_lab.wire.keys import TRACE_BLOCK
 from nnsight_lab.wire.sizes import shown_bytes
@@ -48,6 +51,8 @@ from nnsight_lab.wire.sizes import shown_bytes
 MAX_ROWS: Final = 200
 #: What a view waits at most for rows that were not read yet, and for statistics.
 _FIRST_READ_S: Final = 0.02
+#: Reading more than this for its statistics is seen.
+_LARGE_BYTES: Final = 64 * 2**20
 #: A screen of them.
 _FIRST_ROWS: Final = 16
 _READ_S: Final = 0.1
@@ -163,7 +168,9 @@ class SavesBrowser(LabWidget):
                 "rows": [_cells(row) for row in rows[first : first + count]],
                 "places": places,
                 "unused": list(self._index.unused),
-                "store": repr(store).strip("<>").removeprefix("SavesStore: "),
+                "store": ""
+                if self._requests is not None
+                else repr(store).strip("<>").removeprefix("SavesStore: "),
             }
         )
 
@@ -173,10 +180,20 @@ class SavesBrowser(LabWidget):
         store = self._store()
         found: dict[str, list[str]] = {}
         ended_s = time.monotonic() + _STATISTICS_S
-        for number in list(question["numbers"])[:MAX_ROWS]:
+        asked = [(int(number), self._index.row(int(number))) for number in question["numbers"][:MAX_ROWS]]
+        # What is quick is not kept waiting by what is read for seconds.
+        for number, row in sorted(asked, key=lambda one: 0 if one[1] is None else one[1].label.bytes):
             if stopped() or time.monotonic() > ended_s:
                 break
-            found[str(number)] = self._statistics(store, self._index.row(int(number)))
+            large = row is not None and row.label.bytes > _LARGE_BYTES
+            if large and found:
+                break
+            try:
+                found[str(number)] = self._statistics(
+                    store, row, self._given_way(stopped) if large else stopped
+                )
+            except Stopped:
+                break
         yield Answer({"statistics": found})
 
     @answers(kinds.OPEN)
@@ -193,6 +210,7 @@ class SavesBrowser(LabWidget):
             "prompt": shown_line(label.prompt, 4 * _PROMPT_CHARS),
             "expression": self._expression(store, label),
             "bound": self.bound,
+            "recipe": _recipe(store, label),
             "request": label.request_id,
             "kept": store.is_kept(label.request_id),
             "parts": sum(other.key[:4] == label.key[:4] for other in store.labels(label.request_id)),
@@ -381,17 +399,25 @@ class SavesBrowser(LabWidget):
             return {}
         return {str(row.number): place for place, row in enumerate(rows) if row.number in wanted}
 
-    def _statistics(self, store: SavesStore, row: Row | None) -> list[str]:
+    def _given_way(self, stopped: Callable[[], bool]) -> Callable[[], bool]:
+        """Also said to stop while another question waits."""
+        return lambda: stopped() or self._jobs.awaited
+
+    def _statistics(self, store: SavesStore, row: Row | None, stopped: Callable[[], bool]) -> list[str]:
         if row is None:
             return ["dropped"]
         if not is_tensor(row.label):
             return []
-        found = summary_of(store, row.label)
+        found = summary_of(store, row.label, stopped)
         if found is None:
             return ["dropped" if not store.labels(row.label.request_id) else "cannot be read"]
         values = (found.min, found.max, found.mean, found.std)
         numbers = ["" if value is None else short(value) for value in values]
-        return [*numbers, counted(found.nan, found.posinf, found.neginf)]
+        try:
+            line = sparkline(SavedSource(store, row.label))
+        except SavesError:  # it was dropped meanwhile, or is no picture: a dtype that packs two numbers
+            line = Sparkline("", "")
+        return [*numbers, counted(found.nan, found.posinf, found.neginf), *line]
 
     def _expression(self, store: SavesStore, label: SaveLabel) -> str:
         """Python that reads it."""
@@ -443,6 +469,14 @@ def _cells(row: Row) -> list[Any]:
         visible(label.dtype),
         shown_bytes(label.bytes) if tensor else "",
     ]
+
+
+def _recipe(store: SavesStore, label: SaveLabel) -> str:
+    """The code that makes a save again; of an edit's save, with the trace that ran beside it."""
+    if label.block == TRACE_BLOCK:
+        return recipe_of(label)
+    traced = store.labels(label.request_id, block=TRACE_BLOCK)
+    return recipe_of(label, traced[0].block_source if traced else "")
 
 
 def _range(values: torch.Tensor) -> str:

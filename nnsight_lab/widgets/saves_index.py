@@ -255,17 +255,28 @@ class SavesIndex:
             if time.monotonic() - said_s > _SAY_S:
                 said_s = time.monotonic()
                 say(number, len(rows))
-            summary = summary_of(store, row.label)
+            summary = summary_of(store, row.label, stopped)
             keys.append(None if summary is None else STATISTICS[sort](summary))
         return keys
 
 
-def summary_of(store: SavesStore, label: SaveLabel) -> Summary | None:
-    """The statistics of a save; None where it is no tensor or is gone."""
+def summary_of(
+    store: SavesStore, label: SaveLabel, stopped: Callable[[], bool] = lambda: False
+) -> Summary | None:
+    """The statistics of a save; None where it is no tensor or is gone.
+
+    Raises:
+        Stopped: ``stopped`` said so, between two pieces of a large one.
+    """
+
+    def check() -> None:
+        if stopped():
+            raise Stopped
+
     if not is_tensor(label):
         return None
     try:
-        return store.summary(label)
+        return store.summary(label, check)
     except SavesError:
         return None
 

@@ -153,7 +153,7 @@ def test_statistics_are_computed_for_the_rows_that_are_asked_for(show: Callable[
     t, text = number_of(page, "t"), number_of(page, "text")
     assert store._shelf.summaries == {}
     found = page.ask(kinds.STATISTICS, numbers=[t, text, 10**6])[0][0]["statistics"]
-    assert found[str(t)] == ["1", "3", "2", "1", "1 NaN, 1 +inf"]
+    assert found[str(t)] == ["1", "3", "2", "1", "1 NaN, 1 +inf", "0f..", "its 4 values"]
     assert found[str(text)] == []
     assert found[str(10**6)] == ["dropped"]
     assert [key.name for key in store._shelf.summaries["r"]] == ["t"]

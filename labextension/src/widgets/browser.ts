@@ -82,7 +82,7 @@ class Browser {
       },
       this.#disposer
     );
-    const options = [element('option', { value: '' }, 'newest first'), ...COLUMNS.map(one => element('option', { value: one.key }, one.title))];
+    const options = [element('option', { value: '' }, 'newest first'), ...COLUMNS.filter(one => !one.line).map(one => element('option', { value: one.key }, one.title))];
     this.#sort = element('select', { class: 'nnl-select' }, ...options);
     this.#build();
     const heard = (message: Record<string, unknown>) => {
@@ -285,7 +285,7 @@ class Browser {
       this.#again = true;
     }
     const total = Number(content.total);
-    say(this.#count, `${howMany(grid.length, total)}${content.complete ? '' : ' so far'} · ${content.store}`);
+    say(this.#count, `${howMany(grid.length, total)}${content.complete ? '' : ' so far'}${content.store ? ` · ${content.store}` : ''}`);
     say(this.#words, total === 0 ? 'There are no saves yet. They appear here as requests bring them.' : grid.length ? '' : 'No save has all of these words.');
     if (fresh && this.#order.words) {
       this.#announce(`${count(grid.length)} found`);

@@ -187,6 +187,7 @@ export class Pane {
         write,
         button('Drop …', () => this.askDrop())
       ),
+      ...this.#recipe(String(content.recipe ?? ''), says),
       form,
       question,
       says
@@ -204,6 +205,20 @@ export class Pane {
       this.askDrop();
     }
     this.hooks.announce(`Opened ${title}, ${content.about}`);
+  }
+
+  /** The code that makes it again, where that is known. */
+  #recipe(code: string, says: HTMLElement): HTMLElement[] {
+    if (!code) {
+      return [];
+    }
+    const button = element('button', { type: 'button', class: 'nnl-button' }, 'Copy what made it');
+    button.onclick = async () => {
+      const done = await copy(code);
+      says.textContent = done ? 'Copied the code that makes it.' : 'The browser did not allow copying: select the text instead.';
+    };
+    const text = element('pre', { class: 'nnl-text', tabindex: '0', 'aria-label': 'The code that makes it' }, code);
+    return [element('details', { class: 'nnl-recipe' }, element('summary', {}, 'How it was made'), text, button)];
   }
 
   #writer(
