@@ -57,6 +57,8 @@ _LARGE_BYTES: Final = 64 * 2**20
 _FIRST_ROWS: Final = 16
 _READ_S: Final = 0.1
 _STATISTICS_S: Final = 0.15
+#: Between two words about what is read for long.
+_SAY_S: Final = 1.0
 #: Views are told of changes no more often.
 _WATCH_S: Final = 0.5
 _PROMPT_CHARS: Final = 120
@@ -190,7 +192,7 @@ class SavesBrowser(LabWidget):
                 break
             try:
                 found[str(number)] = self._statistics(
-                    store, row, self._given_way(stopped) if large else stopped
+                    store, row, self._reading(question, row.label, stopped) if large and row else stopped
                 )
             except Stopped:
                 break
@@ -399,9 +401,22 @@ class SavesBrowser(LabWidget):
             return {}
         return {str(row.number): place for place, row in enumerate(rows) if row.number in wanted}
 
-    def _given_way(self, stopped: Callable[[], bool]) -> Callable[[], bool]:
-        """Also said to stop while another question waits."""
-        return lambda: stopped() or self._jobs.awaited
+    def _reading(
+        self, question: Question, label: SaveLabel, stopped: Callable[[], bool]
+    ) -> Callable[[], bool]:
+        """Whether to go on with what takes seconds: not while another question waits. Says what is read."""
+        said_s = -_SAY_S
+
+        def given_way() -> bool:
+            nonlocal said_s
+            if time.monotonic() - said_s > _SAY_S:
+                said_s = time.monotonic()
+                name = shown_line(f"{label.name}{label.path}", 40)
+                text = f"Reading the {shown_bytes(label.bytes)} of {name} for its statistics"
+                self._say(question, {"progress": text}, (), last=False)
+            return stopped() or self._jobs.awaited
+
+        return given_way
 
     def _statistics(self, store: SavesStore, row: Row | None, stopped: Callable[[], bool]) -> list[str]:
         if row is None:

@@ -9,6 +9,8 @@ import { rendered } from './render';
 
 const KEYS =
   'Arrow keys, Page Up, Page Down, Home and End move; Enter opens; slash searches; P pins; Delete drops, after a question.';
+/** How the kernel begins to say what it reads. */
+const READING = 'Reading the';
 /** Rows of one question. */
 const PAGE = 120;
 const SEARCH_MS = 150;
@@ -326,6 +328,9 @@ class Browser {
     let came = false;
     this.#conversation
       .ask(kinds.STATISTICS, { numbers }, ({ content }) => {
+        if (content.progress !== undefined) {
+          say(this.#words, String(content.progress));
+        }
         for (const [number, found] of Object.entries((content.statistics ?? {}) as Record<string, string[]>)) {
           grid.statistics.set(Number(number), found);
           came = true;
@@ -334,6 +339,9 @@ class Browser {
       .then(
         () => {
           this.#counting = false;
+          if (this.#words.textContent!.startsWith(READING)) {
+            say(this.#words, '');
+          }
           grid.draw();
           if (came) {
             this.#askStatistics();

@@ -294,7 +294,7 @@ function drawLine(cell: HTMLElement, points: string, words: string): void {
   cell.dataset.points = points;
   cell.title = words;
   if (!/[0-9a-f]/.test(points)) {
-    cell.textContent = points === '…' ? points : points ? 'no finite value' : '';
+    cell.textContent = points === '…' ? points : points ? 'not finite' : '';
     return;
   }
   const make = (tag: string, attributes: Record<string, string>) => {
