@@ -1,7 +1,7 @@
 // Bundles each widget's module into one file that the Python package ships.
 import { build } from 'esbuild';
 
-const WIDGETS = ['heatmap', 'browser', 'token_strip', 'lens', 'attention'];
+const WIDGETS = ['heatmap', 'browser', 'strip', 'token_strip', 'lens', 'attention'];
 const target = '../nnsight_lab/widgets/static';
 
 await build({

@@ -22,8 +22,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from nnsight_lab.cli.terminal import paint, size
+from nnsight_lab.cli.terminal import paint
 from nnsight_lab.errors import LabError
+from nnsight_lab.wire.sizes import shown_bytes
 
 State = Literal["ok", "note", "warn", "bad"]
 
@@ -220,7 +221,7 @@ def _memory() -> Iterator[Finding]:
     yield Finding(
         "memory",
         "warn" if short else "ok",
-        f"{size(memory.available)} of {size(memory.total)} available",
+        f"{shown_bytes(memory.available)} of {shown_bytes(memory.total)} available",
         "close other kernels: a small model takes about 3 GiB" if short else "",
     )
     try:
@@ -234,7 +235,7 @@ def _memory() -> Iterator[Finding]:
     yield Finding(
         "/dev/shm",
         "warn" if tight else "ok",
-        f"{size(shm.free)} of {size(shm.total)} free",
+        f"{shown_bytes(shm.free)} of {shown_bytes(shm.total)} free",
         "saved values travel through it: in a container, give it more (docker run --shm-size=8g)"
         if tight
         else "",
@@ -442,7 +443,7 @@ def _leftovers() -> Iterator[Finding]:
         yield Finding(
             "left over",
             "warn",
-            f"{len(left)} engine processes whose notebook is gone hold {size(held)}",
+            f"{len(left)} engine processes whose notebook is gone hold {shown_bytes(held)}",
             f"kill {pids}",
         )
     else:

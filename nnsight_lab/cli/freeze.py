@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from nnsight_lab.cli.frozen import Frozen, frozen
-from nnsight_lab.cli.terminal import size
 from nnsight_lab.errors import PlainError
+from nnsight_lab.wire.sizes import shown_bytes
 
 
 def add_parser(sub: Any) -> None:
@@ -38,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
     lost = f", {found.lost} had nothing to show and say so" if found.lost else ""
     states = f", the state of {found.states} widget models dropped" if found.states else ""
     after = len(found.text.encode("utf-8"))
-    print(f"{target}: {outputs}{lost}{states} ({size(before)} before, {size(after)} now)")
+    print(f"{target}: {outputs}{lost}{states} ({shown_bytes(before)} before, {shown_bytes(after)} now)")
     return 0
 
 

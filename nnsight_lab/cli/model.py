@@ -9,7 +9,8 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from nnsight_lab.cli.terminal import paint, size
+from nnsight_lab.cli.terminal import paint
+from nnsight_lab.wire.sizes import shown_bytes
 
 
 class LocalModel(NamedTuple):
@@ -72,7 +73,7 @@ def run_list(arguments: argparse.Namespace) -> int:
     else:
         width = max(len(model.name) for model in models)
         for model in models:
-            columns = f"{model.name:<{width}}  {size(model.bytes):>10}  {model.source:<4}"
+            columns = f"{model.name:<{width}}  {shown_bytes(model.bytes):>10}  {model.source:<4}"
             print(f"{columns}  {paint(model.path, 'dim')}")
     return 0
 

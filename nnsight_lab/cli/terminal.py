@@ -19,12 +19,3 @@ def paint(text: str, colour: str, stream: TextIO | None = None) -> str:
     if not colours(stream or sys.stdout):
         return text
     return f"\x1b[{_CODES[colour]}m{text}\x1b[0m"
-
-
-def size(count: float) -> str:
-    """A number of bytes for people: ``size(269_060_552) == '256.6 MiB'``."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(count) < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} TiB"

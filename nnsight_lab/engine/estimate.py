@@ -18,16 +18,9 @@ from nnsight_lab.wire.keys import TRACE_BLOCK
 from nnsight_lab.wire.limits import REPLY_BYTES as INLINE_BYTES  # sent in the reply, outside the budgets
 from nnsight_lab.wire.messages import RequestSaves
 from nnsight_lab.wire.packed import Layout
+from nnsight_lab.wire.sizes import shown_bytes
 
 _NAMED = 4
-
-
-def shown(nbytes: int) -> str:
-    """Bytes for people: ``"0.57 GB"`` would be ``"570.00 MB"``; decimal units, two places."""
-    for size, unit in ((10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
-        if nbytes >= size:
-            return f"{nbytes / size:.2f} {unit}"
-    return f"{nbytes} bytes"
 
 
 class NameBytes(NamedTuple):
@@ -45,7 +38,7 @@ class NameBytes(NamedTuple):
 
     def __str__(self) -> str:
         name = self.name if self.block == TRACE_BLOCK else f"{self.block}.{self.name}"
-        return f"{name} ({shown(self.nbytes)})"
+        return f"{name} ({shown_bytes(self.nbytes)})"
 
 
 class Demand(NamedTuple):
@@ -199,7 +192,7 @@ class Estimate:
             count += f" and up to {self.new_tokens:,} new"
         if self.saved_bytes is None:
             return f"{count}: not known, {self.unknown}"
-        size = f"{'at most ' if self.at_most else ''}{shown(self.saved_bytes)}"
+        size = f"{'at most ' if self.at_most else ''}{shown_bytes(self.saved_bytes)}"
         time = "" if self.seconds is None else f" in about {_seconds(self.seconds)}"
         lines = [f"{count}: {size}{time}; {self._fit()}"]
         if self.how == "probe" and self.names:
@@ -211,10 +204,10 @@ class Estimate:
         if self.refused:
             return f"does not fit ({self.refused} of the requests are over their own save_budget)"
         if not self.fits:
-            return f"does not fit ({shown(self.budget_bytes)} left of save_budget and spill_budget)"
+            return f"does not fit ({shown_bytes(self.budget_bytes)} left of save_budget and spill_budget)"
         if packed <= self.memory_budget_bytes:
-            return f"fits in memory ({shown(self.memory_budget_bytes)} left of save_budget)"
-        return f"fits, {shown(packed - self.memory_budget_bytes)} of it by disk (spill_budget)"
+            return f"fits in memory ({shown_bytes(self.memory_budget_bytes)} left of save_budget)"
+        return f"fits, {shown_bytes(packed - self.memory_budget_bytes)} of it by disk (spill_budget)"
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         printer.text(str(self))

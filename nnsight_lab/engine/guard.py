@@ -13,11 +13,12 @@ from collections.abc import Iterator, Sequence
 
 from nnsight_lab.engine import probe
 from nnsight_lab.engine.call import Call, LabRequest
-from nnsight_lab.engine.estimate import Demand, Tally, named, shown
+from nnsight_lab.engine.estimate import Demand, Tally, named
 from nnsight_lab.engine.homecoming import Room
 from nnsight_lab.engine.measure import EngineMeasure, Steps
 from nnsight_lab.errors import OverBudget
 from nnsight_lab.wire.keys import BUDGET_KEY
+from nnsight_lab.wire.sizes import shown_bytes as shown
 
 #: How many times the residual streams of all layers a block may save before anybody looks.
 _GENEROUS = 10

@@ -13,6 +13,7 @@ from nnsight_lab.magics.commands import (
     ListSaves,
     ReadSaves,
     SavesCommand,
+    ShowSaves,
     StartEngine,
     WriteSaves,
 )
@@ -52,6 +53,8 @@ def edits_calls(command: EditsCommand) -> list[str]:
 
 def saves_calls(command: SavesCommand) -> list[str]:
     """The statements that a `%saves` line stands for."""
+    if isinstance(command, ShowSaves):
+        return []  # a script shows none anyway
     saves = f"lab.saves({_name(command.engine)})"
     if isinstance(command, ListSaves):
         # What other kernels wrote is for a reader, not for a script.

@@ -19,6 +19,7 @@ from nnsight_lab.magics.contract import Engine, chosen_engine
 from nnsight_lab.magics.drawing import sentence
 from nnsight_lab.magics.drawing import show as draw
 from nnsight_lab.magics.live import TokenView
+from nnsight_lab.magics.looking import CellViews, cell_id, shown_parts
 
 #: The name under which transformed cells find the object.
 HIDDEN_NAME = "__lab__"
@@ -57,20 +58,26 @@ def _timed() -> Iterator[None]:
 class Cells:
     """What transformed cells call."""
 
-    def __init__(self) -> None:
+    def __init__(self, shell: Any = None) -> None:
+        self._shell = shell
+        #: The lines below cells that say what was saved.
+        self.saved = CellViews({} if shell is None else shell.user_ns)
         # By thread: a cell that ends in a subshell must not end the view of the main shell's cell.
         self._views: dict[int, TokenView] = {}
         self._estimating: dict[int, Any] = {}
+        self._traced: dict[int, tuple[Engine, Any]] = {}
+        self._captured: set[int] = set()
 
     def trace(
-        self, *prompts: Any, engine: str | Engine | None = None, show: bool = True, **options: Any
+        self, *prompts: Any, engine: str | Engine | None = None, show: bool | str = True, **options: Any
     ) -> Any:
         """Runs the block inside one request per prompt.
 
         Args:
             *prompts: As `lab.trace` takes them.
             engine: The engine, or its name; the current one if not given.
-            show: Whether to show the tokens as they come, or the estimate.
+            show: What to show: the tokens as they come (or the estimate), and below the cell what it saved
+                (True); ``"tokens"`` or ``"saves"`` alone; nothing (False).
             **options: `edits=`, `estimate=True` (say what the block would save, and do not run it),
                 `live=True` (a strip of tokens and heatmaps of what the block saves, as they grow),
                 `save_check=False`, and any sampling setting of vLLM.
@@ -79,17 +86,24 @@ class Cells:
             The engine's tracer, to be entered by the cell itself.
         """
         __tracebackhide__ = True
+        tokens, saves = shown_parts(show)
         chosen = _chosen(engine)
+        me = threading.get_ident()
         if options.get("estimate"):
             self.finish()
             tracer = chosen.trace(*prompts, **options)
             if show:
-                self._estimating[threading.get_ident()] = tracer
+                self._estimating[me] = tracer
             return tracer
-        if show and "watch" not in options and not options.get("live"):
+        self._traced.pop(me, None)
+        if tokens and "watch" not in options and not options.get("live"):
             self.finish()
-            options["watch"] = self._views[threading.get_ident()] = TokenView()
-        return chosen.trace(*prompts, **options)
+            options["watch"] = self._views[me] = TokenView()
+        tracer = chosen.trace(*prompts, **options)
+        if self.saved.on if saves is None else saves:
+            self._traced[me] = (chosen, tracer)
+            self.saved.warm()
+        return tracer
 
     def edit(self, *name: str, engine: str | Engine | None = None, show: bool = True, **options: Any) -> Any:
         """Leaves the block on the engine, for every request that asks for it.
@@ -114,6 +128,8 @@ class Cells:
         self, stdout: bool = True, stderr: bool = True, display: bool = True
     ) -> Wrapping[CapturedIO]:
         """What `%%capture` above a cell form stands for."""
+        if display:
+            self._captured.add(threading.get_ident())
         return Wrapping(capture_output(stdout, stderr, display))
 
     def finish(self) -> None:
@@ -121,13 +137,26 @@ class Cells:
 
         Called after every cell, for those that were interrupted.
         """
-        view = self._views.pop(threading.get_ident(), None)
+        me = threading.get_ident()
+        view = self._views.pop(me, None)
         if view is not None:
             view.finish()
-        tracer = self._estimating.pop(threading.get_ident(), None)
+        tracer = self._estimating.pop(me, None)
         estimate = getattr(tracer, "estimate", None)
         if estimate is not None:
             draw(sentence(str(estimate)))
+
+    def show_saved(self) -> None:
+        """Shows what the cell that has ended saved, unless its outputs were captured."""
+        me = threading.get_ident()
+        captured = me in self._captured
+        self._captured.discard(me)
+        traced = self._traced.pop(me, None)
+        if traced is None or captured:
+            return
+        engine, tracer = traced
+        requests = [getattr(output, "request_id", "") for output in tracer.outputs]
+        self.saved.show(engine, requests, cell_id(self._shell))
 
 
 def _chosen(engine: str | Engine | None) -> Engine:

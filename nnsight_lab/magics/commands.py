@@ -37,6 +37,7 @@ SAVES_FORMS: dict[str, str] = {
     "keep": "%saves keep REQUEST …",
     "drop": "%saves drop REQUEST … (or all)",
     "files": "%saves files",
+    "show": "%saves show on|off",
 }
 #: How many lines `%engine log` shows.
 LOG_LINES = 40
@@ -98,6 +99,13 @@ class ListSaves:
 
 
 @dataclass(frozen=True)
+class ShowSaves:
+    """`%saves show on|off`: whether cells show what they saved."""
+
+    on: bool
+
+
+@dataclass(frozen=True)
 class WriteSaves:
     """`%saves write PATH [REQUEST …]`; no requests for all."""
 
@@ -125,7 +133,7 @@ class MarkSaves:
 
 EngineCommand = StartEngine | NamedEngine | ListEngines | EngineLog
 EditsCommand = ListEdits | SwitchEdits
-SavesCommand = ListSaves | WriteSaves | ReadSaves | MarkSaves
+SavesCommand = ListSaves | ShowSaves | WriteSaves | ReadSaves | MarkSaves
 
 
 def read_engine(line: str) -> EngineCommand:
@@ -194,6 +202,10 @@ def read_saves(line: str) -> SavesCommand:
     action, rest = _split("%saves", line, SAVES_FORMS)
     form = SAVES_FORMS[action]
     arguments = read_arguments(rest, form=form)
+    if action == "show":
+        if arguments.options or arguments.words not in (("on",), ("off",)):
+            raise CellUsageError(f"%saves show is on or off, not {rest.strip() or 'nothing'}. Write: {form}")
+        return ShowSaves(arguments.words == ("on",))
     words = tuple(text_expression(word) for word in arguments.words)
     most = {"files": 0, "table": 0, "read": 1}.get(action, len(words))
     _refuse_more(arguments, most, form, options=() if action == "files" else ("engine",))

@@ -24,6 +24,7 @@ from nnsight_lab.magics.cells import HIDDEN_NAME, Cells
 from nnsight_lab.magics.completion import CellMatcher, LineMatcher
 from nnsight_lab.magics.contract import current_mode
 from nnsight_lab.magics.lines import LineMagics
+from nnsight_lab.magics.looking import bundle_of
 from nnsight_lab.magics.transform import sketch, transform
 
 #: Where a shell keeps its extension, so that loading twice is harmless.
@@ -32,12 +33,16 @@ _ATTRIBUTE = "_nnsight_lab_extension"
 _CELL_NAME_VARIABLE = "IPYKERNEL_CELL_NAME"
 
 
+#: Whose rich form this is: by name, since its module loads torch.
+_STORE = ("nnsight_lab.saves.store", "SavesStore")
+
+
 class Extension:
     """Everything that one shell has been given."""
 
     def __init__(self, shell: InteractiveShell) -> None:
         self._shell = shell
-        self._cells = Cells()
+        self._cells = Cells(shell)
         self._strict = _Strict(shell)
         self._lenient = _Lenient(shell)
         self._matchers = [CellMatcher(shell).matcher, LineMatcher(shell).matcher]
@@ -48,7 +53,7 @@ class Extension:
         """Hooks everything in."""
         shell = self._shell
         shell.input_transformers_cleanup.extend((self._strict, self._lenient))
-        lines = LineMagics(shell)
+        lines = LineMagics(shell, self._cells.saved)
         self._register("line", "engine", lines.engine)
         self._register("line", "edits", lines.edits)
         self._register("line", "saves", lines.saves)
@@ -59,6 +64,7 @@ class Extension:
         shell.events.register("post_run_cell", self._after_cell)
         self._located = BlockError.locate
         BlockError.locate = staticmethod(self._locate)
+        self._formatter.for_type_by_name(*_STORE, lambda store: bundle_of(store, shell.user_ns))
         self._hide()
         if self._shared_cell_name:
             warnings.warn(
@@ -83,8 +89,21 @@ class Extension:
             else:
                 shell.magics_manager.magics[kind][name] = before
         BlockError.locate = staticmethod(self._located)
+        self._forget_store()
+        self._cells.saved.close()
         shell.user_ns.pop(HIDDEN_NAME, None)
         shell.user_ns_hidden.pop(HIDDEN_NAME, None)
+
+    @property
+    def _formatter(self) -> Any:
+        formatter: Any = self._shell.display_formatter
+        return formatter.mimebundle_formatter
+
+    def _forget_store(self) -> None:
+        # `pop` looks only where a type is that was not seen yet; once it was, it is among the others.
+        self._formatter.deferred_printers.pop(_STORE, None)
+        for kind in [kind for kind in self._formatter.type_printers if _named(kind) == _STORE]:
+            del self._formatter.type_printers[kind]
 
     def _register(self, kind: str, name: str, function: Any) -> None:
         self._replaced[kind, name] = self._shell.magics_manager.magics[kind].get(name)
@@ -115,6 +134,7 @@ class Extension:
 
     def _after_cell(self, *_: Any) -> None:
         self._cells.finish()
+        self._cells.show_saved()
 
 
 class _Strict:
@@ -153,6 +173,10 @@ def unload_ipython_extension(shell: InteractiveShell) -> None:
     if extension is not None:
         setattr(shell, _ATTRIBUTE, None)
         extension.unload()
+
+
+def _named(kind: type) -> tuple[str, str]:
+    return kind.__module__, kind.__name__
 
 
 def _use_async(shell: InteractiveShell) -> bool:

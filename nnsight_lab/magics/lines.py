@@ -31,6 +31,7 @@ from nnsight_lab.magics.commands import (
 )
 from nnsight_lab.magics.contract import Engine, StartProgress, chosen_engine, lab
 from nnsight_lab.magics.drawing import Canvas, Drawing, sentence, show, table
+from nnsight_lab.magics.looking import CellViews
 from nnsight_lab.magics.saves_line import run_saves
 
 #: As people write them.
@@ -40,8 +41,9 @@ _DEVICES = {"cpu": "CPU", "cuda": "GPU"}
 class LineMagics:
     """The line magics, bound to a shell."""
 
-    def __init__(self, shell: InteractiveShell) -> None:
+    def __init__(self, shell: InteractiveShell, views: CellViews) -> None:
         self._shell = shell
+        self._views = views
 
     @no_var_expand
     def engine(self, line: str = "") -> None:
@@ -100,13 +102,15 @@ class LineMagics:
         %saves keep REQUEST …              never spills nor drops them
         %saves drop REQUEST …              lets go of them, in memory and on disk
         %saves drop all                    lets go of everything
-        %saves files                       the files that were written, by other kernels too
+        %saves files                       the files that were written: this kernel's, then those of others
+        %saves show on|off                 whether the line below a `%%trace` cell says what it saved
 
         A request is named by its id (`output.request_id`), or as much of it as no other begins with.
-        `engine=NAME` at the end of any but the last names another engine than the current one. In Python:
+        `engine=NAME` at the end of any but the last two names another engine than the current one. The
+        table is bound to `browser`: `browser.selected` is the save that is opened. In Python:
         `engine.saves`, `lab.read(PATH)`.
         """
-        return run_saves(read_saves(line), self._shell.user_ns)
+        return run_saves(read_saves(line), self._shell.user_ns, self._views)
 
     def _start(self, command: StartEngine) -> None:
         model = evaluate(command.model, self._shell.user_ns)

@@ -10,11 +10,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from nnsight_lab.errors import CellUsageError, WidgetError, nearest
+from nnsight_lab.errors import CellUsageError, nearest
 from nnsight_lab.magics.arguments import evaluate
-from nnsight_lab.magics.commands import ListSaves, MarkSaves, ReadSaves, SavesCommand, WriteSaves
+from nnsight_lab.magics.commands import ListSaves, MarkSaves, ReadSaves, SavesCommand, ShowSaves, WriteSaves
 from nnsight_lab.magics.contract import Engine, Saves, chosen_engine, lab
 from nnsight_lab.magics.drawing import Drawing, in_notebook, sentence, show, show_bundle, table
+from nnsight_lab.magics.looking import CellViews, browser_of
+from nnsight_lab.wire.sizes import shown_bytes
 
 _HEADS = ("request", "block", "name", "shape", "dtype", "size", "prompt", "age")
 _FILE_HEADS = ("file", "requests", "saves", "size", "model", "age")
@@ -22,7 +24,7 @@ _FILE_HEADS = ("file", "requests", "saves", "size", "model", "age")
 _FILES = 10
 
 
-def run_saves(command: SavesCommand, namespace: dict[str, Any]) -> Any:
+def run_saves(command: SavesCommand, namespace: dict[str, Any], views: CellViews) -> Any:
     """Does what a line says, and shows it.
 
     Returns:
@@ -36,6 +38,11 @@ def run_saves(command: SavesCommand, namespace: dict[str, Any]) -> Any:
         value = evaluate(source, namespace)
         return os.fspath(value) if isinstance(value, os.PathLike) else str(value)
 
+    if isinstance(command, ShowSaves):
+        views.on = command.on
+        below = "say below them what they saved" if command.on else "show nothing of what they saved"
+        show(sentence(f"%%trace cells {below}."))
+        return None
     name = None if command.engine is None else text(command.engine)
     if isinstance(command, ListSaves):
         _list(command, name, namespace)
@@ -75,15 +82,8 @@ def _browse(engine: Engine, namespace: dict[str, Any]) -> bool:
     """Shows the saves browser, with the table where no widget runs; whether it could."""
     if not in_notebook() or not len(engine.saves):
         return False
-    try:
-        from nnsight_lab.widgets.browser import SavesBrowser  # torch and anywidget, for this line alone
-
-        store: Any = engine.saves  # another kind of store is refused there
-        bound = namespace.get("engine") is engine
-        browser = SavesBrowser(store, name="engine.saves" if bound else f"lab.saves({engine.name!r})")
-        bundle = browser._repr_mimebundle_()
-    except (ImportError, CellUsageError, WidgetError):  # not installed, not built, or another store
-        return False
+    browser = browser_of(engine, namespace)
+    bundle = browser._repr_mimebundle_() if browser is not None else None
     if bundle is None:
         return False
     show_bundle({**bundle[0], **saves_table(engine).bundle()}, bundle[1])
@@ -157,7 +157,7 @@ def saves_table(engine: Engine) -> Drawing:
 def files_table(most: int | None = None) -> Drawing | None:
     """The files of saves that were found, one a row; None where there are none."""
     from nnsight_lab.saves import written  # torch, seconds to import, and only this line needs it
-    from nnsight_lab.saves.table import age, shown
+    from nnsight_lab.saves.table import age
 
     found = written.found(most=written.MOST if most is None else most)
     if not found:
@@ -176,7 +176,7 @@ def files_table(most: int | None = None) -> Drawing | None:
                 _short(path),
                 len(file.requests),
                 len(saves),
-                shown(file.nbytes),
+                shown_bytes(file.nbytes),
                 ", ".join(models),
                 age(created),
             )

@@ -19,9 +19,11 @@ _UNITS: Final = {
     "KB": 10**3,
     "MB": 10**6,
     "GB": 10**9,
+    "TB": 10**12,
     "KIB": 2**10,
     "MIB": 2**20,
     "GIB": 2**30,
+    "TIB": 2**40,
 }
 _GROUPS: Final = (
     ("memory.max", "memory.current"),  # version 2
@@ -50,7 +52,7 @@ def size_of(text: Any, *, name: str) -> int:
     if isinstance(text, int | float) and not isinstance(text, bool) and text >= 0:
         return int(text)
     if isinstance(text, str):
-        number = text.strip().rstrip("BKMGIbkmgi").strip()
+        number = text.strip().rstrip("BKMGTIbkmgti").strip()
         unit = text.strip()[len(number) :].strip().upper()
         try:
             return int(float(number.replace("_", "")) * _UNITS[unit])

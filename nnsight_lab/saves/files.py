@@ -195,8 +195,8 @@ def remove(path: str | os.PathLike[str]) -> None:
 
 
 def pair(path: str | os.PathLike[str]) -> tuple[Path, Path]:
-    """The two files that a name stands for."""
-    text = os.fspath(path)
+    """The two files that a name stands for; ``~`` is the home directory."""
+    text = os.path.expanduser(os.fspath(path))
     stem = text.removesuffix(TENSORS).removesuffix(LABELS)
     return Path(stem + TENSORS), Path(stem + LABELS)
 

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from nnsight_lab.errors import SavesError
+from nnsight_lab.errors import CellUsageError, SavesError
 from nnsight_lab.wire.keys import TRACE_BLOCK
 from nnsight_lab.wire.record import Record
 from nnsight_lab.wire.registry import register
@@ -102,8 +102,21 @@ class SaveLabel:
 
 
 def key_of(label: SaveLabel | SaveKey) -> SaveKey:
-    """Where what a label or a key names is."""
-    return label.key if isinstance(label, SaveLabel) else SaveKey(*label)
+    """Where what a label or a key names is.
+
+    Raises:
+        CellUsageError: It is neither.
+    """
+    if isinstance(label, SaveLabel):
+        return label.key
+    # A key that went through a file or a message is a plain tuple.
+    whole = isinstance(label, tuple) and len(label) in (4, 5) and isinstance(label[1], int)
+    if whole and all(isinstance(part, str) for at, part in enumerate(label) if at != 1):
+        return SaveKey(*label)
+    name = label if isinstance(label, str) else "hidden"
+    raise CellUsageError(
+        f"{label!r:.80} is no label of a save. Take one from labels: engine.saves.labels(name={name!r})[0]"
+    )
 
 
 class Leaf(NamedTuple):

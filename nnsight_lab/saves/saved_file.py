@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from nnsight_lab.errors import SaveNotFound, nearest
+from nnsight_lab.saves.asked import asked, only_of
 from nnsight_lab.saves.held import Held
 from nnsight_lab.saves.label import SaveKey, SaveLabel, key_of
 from nnsight_lab.saves.lazy import take
@@ -41,14 +42,18 @@ class SavedFile:
         return selected(self._held, labels)
 
     def get(
-        self, name: str, block: str | None = None, sequence: int = 0, request_id: str | None = None
+        self, *which: str, block: str | None = None, sequence: int = 0, request_id: str | None = None
     ) -> Any:
         """A saved value, nested as it was saved; its tensors are mapped.
 
+        ``file.get("hidden")`` where it has one request, ``file.get(request_id, "hidden")`` where it has
+        several, as of a store; ``file.get("hidden", request_id=…)`` is the same.
+
         Raises:
-            SaveNotFound: There is none of that name, or several requests and ``request_id`` was not said.
+            SaveNotFound: There is none of that name, or several requests and none was said.
             AmbiguousSave: Two blocks have one, and ``block`` was not said.
         """
+        request_id, name, block = asked(which, request_id, block)
         held = self._request(request_id)
         return held.value(held.slot(name, block, sequence))
 
@@ -83,11 +88,7 @@ class SavedFile:
 
     def _request(self, request_id: str | None) -> Held:
         if request_id is None:
-            if len(self._held) != 1:
-                raise SaveNotFound(
-                    f"{self.path.name} has {len(self._held)} requests: say which (request_id=…)."
-                )
-            return next(iter(self._held.values()))
+            request_id = only_of(self.requests, self.path.name)
         if request_id not in self._held:
             raise SaveNotFound(
                 f"{self.path.name} has no request {request_id!r}.{nearest(request_id, self._held)}"

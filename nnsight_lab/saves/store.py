@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -31,6 +31,7 @@ from nnsight_lab.errors import (
 )
 from nnsight_lab.saves import files
 from nnsight_lab.saves.arrival import Arrival
+from nnsight_lab.saves.asked import asked, only_of
 from nnsight_lab.saves.budget import default_budget_bytes, size_of
 from nnsight_lab.saves.held import Blocks, Held, Slot, hold
 from nnsight_lab.saves.label import SaveKey, SaveLabel, key_of
@@ -42,8 +43,9 @@ from nnsight_lab.saves.saved_file import SavedFile, selected
 from nnsight_lab.saves.shelf import Item, Shelf
 from nnsight_lab.saves.spill import Spill
 from nnsight_lab.saves.summary import Summary, summarize
-from nnsight_lab.saves.table import ROWS, Row, as_html, rows_of, shown
+from nnsight_lab.saves.table import ROWS, Row, as_html, rows_of
 from nnsight_lab.saves.written import note
+from nnsight_lab.wire.sizes import shown_bytes
 
 #: So that a kernel that runs for days stays flat.
 MAX_REQUESTS = 1_000
@@ -224,18 +226,26 @@ class SavesStore:
             if step is None or label.step == step
         ]
 
-    def get(self, request_id: str, name: str, block: str | None = None, sequence: int = 0) -> Any:
+    def get(
+        self, *which: str, block: str | None = None, sequence: int = 0, request_id: str | None = None
+    ) -> Any:
         """A saved value, nested as it was saved; from disk its tensors are mapped, and read when touched.
 
+        ``store.get(request_id, "hidden")``, as of a file; ``store.get("hidden", request_id=…)`` is the same,
+        and ``store.get("hidden")`` does where it has one request.
+
         Raises:
-            SaveNotFound: There is none of that name.
+            SaveNotFound: There is none of that name, or several requests and none was said.
             AmbiguousSave: Two blocks have one, and ``block`` was not said.
         """
-        return self._ask(request_id, lambda held: held.value(held.slot(name, block, sequence)))
+        named, name, block = asked(which, request_id, block)
+        request = only_of(self.ids(), "the store") if named is None else named
+        return self._ask(request, lambda held: held.value(held.slot(name, block, sequence)))
 
-    def saves(self, request_id: str, sequence: int = 0) -> Saves:
-        """All values of one sequence of a request, as its output had them."""
-        return self._ask(request_id, lambda held: held.values(sequence))
+    def saves(self, request_id: str | None = None, sequence: int = 0) -> Saves:
+        """All values of one sequence of a request, as its output had them; of the only one if not said."""
+        request = only_of(self.ids(), "the store") if request_id is None else request_id
+        return self._ask(request, lambda held: held.values(sequence))
 
     def slice(self, label: SaveLabel | SaveKey, index: Any) -> torch.Tensor:
         """``tensor[index]`` of one saved tensor, in memory of its own; on disk only those rows are read.
@@ -247,8 +257,12 @@ class SavesStore:
         key = key_of(label)
         return self._ask(key.request_id, lambda held: take(held.leaf(key), index))
 
-    def summary(self, label: SaveLabel | SaveKey) -> Summary:
+    def summary(self, label: SaveLabel | SaveKey, check: Callable[[], object] = lambda: None) -> Summary:
         """The statistics of one saved tensor, computed when first asked for.
+
+        Args:
+            label: Of the tensor.
+            check: Called between the pieces that are read; what it raises ends that.
 
         Raises:
             SaveNotFound, SavesError: As `slice`.
@@ -258,7 +272,7 @@ class SavesStore:
             known = self._shelf.summaries.get(key.request_id, {}).get(key)
         if known is not None:
             return known
-        held, computed = self._ask(key.request_id, lambda held: (held, summarize(held.leaf(key))))
+        held, computed = self._ask(key.request_id, lambda held: (held, summarize(held.leaf(key), check)))
         with self._shelf.lock:
             if self._shelf.requests.get(key.request_id) is held:
                 self._shelf.summaries.setdefault(key.request_id, {})[key] = computed
@@ -383,27 +397,32 @@ class SavesStore:
             f", dropped {count:,} request{'s' if count > 1 else ''}: {why}" for why, count in dropped.items()
         )
         return (
-            f"<SavesStore: {len(self):,} requests, {shown(self.bytes_in_memory)} in memory (of "
-            f"{shown(self.budget_bytes)}), {shown(self.bytes_on_disk)} on disk{lost}>"
+            f"<SavesStore: {len(self):,} requests, {shown_bytes(self.bytes_in_memory)} in memory (of "
+            f"{shown_bytes(self.budget_bytes)}), {shown_bytes(self.bytes_on_disk)} on disk{lost}>"
         )
 
     def _repr_html_(self) -> str:
         rows, more = self.rows()
         return as_html(repr(self).strip("<>"), rows, more)
 
-    def rows(self, most: int = ROWS) -> tuple[list[Row], str]:
-        """The newest saved values as rows of a table, and what is not among them, in words."""
+    def rows(self, most: int = ROWS, *, requests: Collection[str] | None = None) -> tuple[list[Row], str]:
+        """The newest saved values as rows of a table, and what is not among them, in words.
+
+        Args:
+            most: So many rows.
+            requests: Only of these.
+        """
         rows: list[Row] = []
-        values = requests = 0
-        names = self.ids()
+        values = seen = 0
+        names = [name for name in self.ids() if requests is None or name in requests]
         for held in self._all(names):
-            requests += 1
+            seen += 1
             found = rows_of((save.labels for save in held.saves.values()), most - len(rows))
             rows += found
             values += len(held.saves) - len(found)
             if len(rows) >= most:
                 break
-        left = max(len(names) - requests, 0)
+        left = max(len(names) - seen, 0)
         parts = [f"{values:,} more" if values else "", f"{left:,} more requests" if left else ""]
         return rows, " and ".join(part for part in parts if part)
 
@@ -521,11 +540,11 @@ def _over_budget(held: Held, budget_bytes: int, error: Exception) -> OverBudget:
         (slot.name, sum(held.sizes[handle] for handle in save.used)) for slot, save in held.saves.items()
     ]
     values.sort(key=lambda pair: -pair[1])
-    named = ", ".join(f"{name} ({shown(nbytes)})" for name, nbytes in values[:_NAMED])
+    named = ", ".join(f"{name} ({shown_bytes(nbytes)})" for name, nbytes in values[:_NAMED])
     more = f" and {len(values) - _NAMED} more" if len(values) > _NAMED else ""
     return OverBudget(
-        f"The saves of request {held.request_id!r} take {shown(held.nbytes)}, more than is left of "
-        f"{shown(budget_bytes)} in memory, and could not go to disk ({error}): {named}{more}. "
+        f"The saves of request {held.request_id!r} take {shown_bytes(held.nbytes)}, more than is left of "
+        f"{shown_bytes(budget_bytes)} in memory, and could not go to disk ({error}): {named}{more}. "
         "Drop what is not needed, save less, or raise the budget.",
         asked_bytes=held.nbytes,
         allowed_bytes=budget_bytes,

@@ -8,7 +8,7 @@ not hide the rest: the statistics are those of the finite values, and the others
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -49,14 +49,19 @@ class Summary(NamedTuple):
     norm: float
 
 
-def summarize(values: torch.Tensor | npt.NDArray[Any]) -> Summary:
+def summarize(values: torch.Tensor | npt.NDArray[Any], check: Callable[[], object] = lambda: None) -> Summary:
     """The statistics of a tensor or array of any shape, strides, device and dtype; empty and 0-d too.
 
     Takes a few MiB beside the tensor, whatever its size.
+
+    Args:
+        values: What is read.
+        check: Called between pieces; what it raises ends the reading.
     """
     tensor = _as_tensor(values) if isinstance(values, np.ndarray) else values.detach()
     counted, moments = _Counts(), _Moments()
     for chunk in _chunks(tensor):
+        check()
         moments.add(counted.add(chunk))
     counts = (counted.nan, counted.posinf, counted.neginf, counted.zeros)
     if moments.count == 0:
@@ -67,6 +72,7 @@ def summarize(values: torch.Tensor | npt.NDArray[Any]) -> Summary:
         power = -math.frexp(largest)[1]  # a power of two, so that scaling rounds nothing
         moments = _Moments(power)
         for chunk in _chunks(tensor):
+            check()
             moments.add(_Counts().add(chunk))
     mean = math.ldexp(moments.mean, -power)
     std = _back(math.sqrt(moments.squared_deviations / moments.count), power)

@@ -13,6 +13,7 @@ from itertools import islice
 from typing import Final, NamedTuple
 
 from nnsight_lab.saves.label import SaveLabel
+from nnsight_lab.wire.sizes import shown_bytes
 
 ROWS: Final = 20
 _PROMPT_CHARS: Final = 40
@@ -31,14 +32,6 @@ class Row(NamedTuple):
     size: str
     prompt: str
     age: str
-
-
-def shown(nbytes: int) -> str:
-    """A number of bytes for reading: ``"1.25 GB"``."""
-    for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if nbytes >= size:
-            return f"{nbytes / size:.3g} {unit}" if nbytes < 1000 * size else f"{nbytes / size:,.0f} {unit}"
-    return f"{nbytes} B"
 
 
 def age(created_s: float) -> str:
@@ -70,7 +63,7 @@ def _row(labels: Sequence[SaveLabel]) -> Row:
         first.name if not first.sequence else f"{first.name} (sequence {first.sequence})",
         shape,
         ", ".join(sorted(dtypes)),
-        shown(sum(label.bytes for label in labels)) if tensors else "",
+        shown_bytes(sum(label.bytes for label in labels)) if tensors else "",
         _beginning(first.prompt),
         age(first.created),
     )

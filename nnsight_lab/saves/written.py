@@ -23,10 +23,13 @@ from nnsight_lab.saves.state import state_dir
 INDEX: Final = "written-saves.jsonl"
 MOST: Final = 500
 _MOST_BYTES: Final = 4 * 2**20
+#: What this process wrote.
+_own: Final[set[Path]] = set()
 
 
 def note(path: Path) -> None:
     """Remember that a file was written; of the newest `MOST`, and where the list can be kept."""
+    _own.add(path.absolute())
     with contextlib.suppress(OSError), _alone() as index:
         lines = [(at, known) for at, known in _lines(index) if known != path.absolute()]
         lines.append((time.time(), path.absolute()))
@@ -49,11 +52,12 @@ def listed() -> list[Path]:
 
 
 def found(directory: str | os.PathLike[str] = ".", most: int = MOST) -> list[Found]:
-    """Files that were written anywhere, newest first, then others with labels in ``directory``.
+    """Files that were written, newest first, then others with labels in ``directory``.
 
-    Those that cannot be read are among them, each with the reason.
+    First stand those of this process, then those below the working directory, then what others wrote
+    elsewhere. Those that cannot be read are among them, each with the reason.
     """
-    paths = listed()[:most]
+    paths = sorted(listed(), key=_distance)[:most]
     results: list[Found] = []
     for path in paths:
         try:
@@ -67,6 +71,16 @@ def found(directory: str | os.PathLike[str] = ".", most: int = MOST) -> list[Fou
             if labelled and other.path.resolve() not in known:
                 results.append(other)
     return results[:most]
+
+
+def _distance(path: Path) -> int:
+    """0 for a file of this process, 1 for one below the working directory, 2 for any other."""
+    if path in _own:
+        return 0
+    try:
+        return 1 if path.is_relative_to(Path.cwd()) else 2
+    except OSError:  # the working directory is gone
+        return 2
 
 
 def _lines(index: Path) -> list[tuple[float, Path]]:

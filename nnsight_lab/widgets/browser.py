@@ -12,21 +12,25 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
 import torch
 import traitlets
 
-from nnsight_lab.errors import CellUsageError, SaveNotFound, WidgetError
-from nnsight_lab.lens.tokens import shortened, visible
+from nnsight_lab.errors import CellUsageError, SaveNotFound, SavesError, WidgetError
+from nnsight_lab.lens.tokens import visible
 from nnsight_lab.saves.label import SaveLabel, leaves_of
+from nnsight_lab.saves.recipe import recipe_of
 from nnsight_lab.saves.store import SavesStore
-from nnsight_lab.saves.table import as_html, shown
+from nnsight_lab.saves.table import as_html
 from nnsight_lab.widgets import kinds
+from nnsight_lab.widgets.axes_of import axes_of
 from nnsight_lab.widgets.base import Answer, LabWidget, Question, answers, long
 from nnsight_lab.widgets.comparison import likeness
 from nnsight_lab.widgets.heatmap import Heatmap
+from nnsight_lab.widgets.jobs import Stopped
 from nnsight_lab.widgets.saves_index import (
     SORTS,
     STATISTICS,
@@ -38,20 +42,31 @@ from nnsight_lab.widgets.saves_index import (
     words_of,
 )
 from nnsight_lab.widgets.sources import DifferenceSource, SavedSource
-from nnsight_lab.widgets.words import counted, short
+from nnsight_lab.widgets.sparkline import Sparkline, sparkline
+from nnsight_lab.widgets.words import counted, short, shown_line
 from nnsight_lab.wire.keys import TRACE_BLOCK
+from nnsight_lab.wire.sizes import shown_bytes
 
 #: Of one message.
 MAX_ROWS: Final = 200
 #: What a view waits at most for rows that were not read yet, and for statistics.
 _FIRST_READ_S: Final = 0.02
+#: Reading more than this for its statistics is seen.
+_LARGE_BYTES: Final = 64 * 2**20
+#: A screen of them.
+_FIRST_ROWS: Final = 16
 _READ_S: Final = 0.1
 _STATISTICS_S: Final = 0.15
+#: Between two words about what is read for long.
+_SAY_S: Final = 1.0
 #: Views are told of changes no more often.
 _WATCH_S: Final = 0.5
 _PROMPT_CHARS: Final = 120
 _TEXT_CHARS: Final = 20_000
 _PICTURE_HEIGHT: Final = 300
+
+#: The tokens of a save's prompt as texts; None where they are not known.
+Tokens = Callable[[SaveLabel], Sequence[str] | None]
 
 
 class SavesBrowser(LabWidget):
@@ -61,17 +76,32 @@ class SavesBrowser(LabWidget):
         store: What it shows.
         name: What the store is called in expressions to copy.
         height: Of the table, in pixels.
+        requests: Show what these requests saved, and nothing else.
+        tokens: The tokens of a save's prompt, where they are known: they label its axes.
 
     Attributes:
         height: Of the table, in pixels.
+        begun: The first rows, which a view shows while it waits for the rest.
+        opening: The number of a row to be opened; 0 for none.
+        bound: The name it has in the notebook, where that is known: a view says how to read what it opened.
     """
 
     module: ClassVar[str] = "browser"
 
     described = traitlets.Unicode().tag(sync=True)
     height = traitlets.Int(300).tag(sync=True)
+    begun = traitlets.Dict().tag(sync=True)
+    opening = traitlets.Int(0).tag(sync=True)
 
-    def __init__(self, store: SavesStore, *, name: str = "engine.saves", height: int = 300) -> None:
+    def __init__(
+        self,
+        store: SavesStore,
+        *,
+        name: str = "engine.saves",
+        height: int = 300,
+        requests: Sequence[str] | None = None,
+        tokens: Tokens | None = None,
+    ) -> None:
         if not isinstance(store, SavesStore):
             raise CellUsageError(
                 f"a store of saves can be browsed, and this is {type(store).__name__}: "
@@ -80,14 +110,17 @@ class SavesBrowser(LabWidget):
         self._held: SavesStore | None = store
         self._weak = weakref.ref(store)
         self._name = name
-        self._index = SavesIndex()
+        self._requests = None if requests is None else frozenset(requests)
+        self._tokens = tokens
+        self._index = SavesIndex.of(store)
+        self.bound = ""
+        self._read_s = _FIRST_READ_S
         self._selected: Row | None = None
         self._pictures: dict[str, list[Heatmap]] = {}
         self._turns: dict[str, int] = {}
         self._guard = threading.Lock()
         self._watching: threading.Event | None = None
-        super().__init__(height=int(height))
-        self.described = self.plain()
+        super().__init__(height=int(height), begun=self._first_rows(store), described=self.plain())
 
     @property
     def selected(self) -> SaveLabel | None:
@@ -99,13 +132,27 @@ class SavesBrowser(LabWidget):
         here = self._index.row(row.number) is not None
         return row.label if here or row.label in store.labels(row.label.request_id) else None
 
+    @property
+    def value(self) -> Any:
+        """What was saved there: the tensor, text or number that was opened last.
+
+        Raises:
+            SaveNotFound: Nothing was opened, or it was dropped.
+        """
+        label = self.selected
+        if label is None:
+            raise SaveNotFound("no save is opened in this browser, or it was dropped")
+        value = self._store().get(label.request_id, label.name, block=label.block, sequence=label.sequence)
+        return next((leaf.value for leaf in leaves_of(value) if leaf.path == label.path), value)
+
     # -- what the browser asks -----------------------------------------------------------------
 
     @answers(kinds.PAGE)
     @long
     def _give_page(self, question: Question, stopped: Callable[[], bool]) -> Iterator[Answer]:
-        store, order = self._store(), _order_of(question)
-        self._index.update(store, _READ_S if len(self._index) else _FIRST_READ_S)
+        store, order = self._store(), replace(_order_of(question), requests=self._requests)
+        self._index.update(store, self._read_s, self._requests or ())
+        self._read_s = _READ_S
         version = self._index.version
         rows = self._index.ordered(
             store, order, stopped, lambda done, of: self._tell_progress(question, done, of)
@@ -117,13 +164,15 @@ class SavesBrowser(LabWidget):
             {
                 "version": version,
                 "complete": self._index.complete,
-                "total": len(self._index),
+                "total": len(self._index) if self._requests is None else self._total(store),
                 "matched": len(rows),
                 "first": first,
                 "rows": [_cells(row) for row in rows[first : first + count]],
                 "places": places,
                 "unused": list(self._index.unused),
-                "store": repr(store).strip("<>").removeprefix("SavesStore: "),
+                "store": ""
+                if self._requests is not None
+                else repr(store).strip("<>").removeprefix("SavesStore: "),
             }
         )
 
@@ -133,10 +182,20 @@ class SavesBrowser(LabWidget):
         store = self._store()
         found: dict[str, list[str]] = {}
         ended_s = time.monotonic() + _STATISTICS_S
-        for number in list(question["numbers"])[:MAX_ROWS]:
+        asked = [(int(number), self._index.row(int(number))) for number in question["numbers"][:MAX_ROWS]]
+        # What is quick is not kept waiting by what is read for seconds.
+        for number, row in sorted(asked, key=lambda one: 0 if one[1] is None else one[1].label.bytes):
             if stopped() or time.monotonic() > ended_s:
                 break
-            found[str(number)] = self._statistics(store, self._index.row(int(number)))
+            large = row is not None and row.label.bytes > _LARGE_BYTES
+            if large and found:
+                break
+            try:
+                found[str(number)] = self._statistics(
+                    store, row, self._reading(question, row.label, stopped) if large and row else stopped
+                )
+            except Stopped:
+                break
         yield Answer({"statistics": found})
 
     @answers(kinds.OPEN)
@@ -152,6 +211,8 @@ class SavesBrowser(LabWidget):
             "about": _about(label),
             "prompt": shown_line(label.prompt, 4 * _PROMPT_CHARS),
             "expression": self._expression(store, label),
+            "bound": self.bound,
+            "recipe": _recipe(store, label),
             "request": label.request_id,
             "kept": store.is_kept(label.request_id),
             "parts": sum(other.key[:4] == label.key[:4] for other in store.labels(label.request_id)),
@@ -159,7 +220,10 @@ class SavesBrowser(LabWidget):
         }
         self._selected = row
         if is_tensor(label):
-            picture = Heatmap(store, label, name=content["expression"], height=_PICTURE_HEIGHT)
+            axes = axes_of(label, self._tokens(label) if self._tokens is not None else None)
+            picture = Heatmap(
+                store, label, name=content["expression"], height=_PICTURE_HEIGHT, **axes._asdict()
+            )
             content["pictures"] = self._draw(question, [("", picture)])
         return Answer(content)
 
@@ -167,7 +231,7 @@ class SavesBrowser(LabWidget):
     @long
     def _give_text(self, question: Question, stopped: Callable[[], bool]) -> Iterator[Answer]:
         store, label = self._store(), self._row(question["number"]).label
-        value = store.get(label.request_id, label.name, label.block, label.sequence)
+        value = store.get(label.request_id, label.name, block=label.block, sequence=label.sequence)
         if stopped():
             return
         found = next((leaf.value for leaf in leaves_of(value) if leaf.path == label.path), value)
@@ -249,14 +313,16 @@ class SavesBrowser(LabWidget):
         store = self._weak()
         if store is None:
             return super().fallback()
-        rows, more = store.rows()
+        rows, more = store.rows(requests=self._requests)
         return as_html(repr(store).strip("<>"), rows, more)
 
     # -- its life ------------------------------------------------------------------------------
 
     def looked_at(self) -> None:
         """The store stays while it is looked at, and is watched for changes."""
-        self._held = self._weak()
+        store = self._held = self._weak()
+        if store is not None:
+            self._index = SavesIndex.of(store)
         if self._watching is None and not self._closed:
             self._watching = threading.Event()
             threading.Thread(
@@ -269,7 +335,8 @@ class SavesBrowser(LabWidget):
             self._watching.set()
             self._watching = None
         self._close_pictures()
-        self._index.clear()
+        self._index = SavesIndex()  # the rows go with their last browser
+        self._read_s = _FIRST_READ_S
         self._held = None
 
     def released(self) -> None:
@@ -278,6 +345,26 @@ class SavesBrowser(LabWidget):
         self._selected = None
 
     # -- inside --------------------------------------------------------------------------------
+
+    def _first_rows(self, store: SavesStore) -> dict[str, Any]:
+        """What a view shows before it was answered: of the newest request alone, where that has as many."""
+        self._index.update(store, _FIRST_READ_S, self._requests or (), rows=_FIRST_ROWS)
+        rows = self._index.ordered(store, Order(requests=self._requests))[:_FIRST_ROWS]
+        return {"rows": [_cells(row) for row in rows], "unused": list(self._index.unused)} if rows else {}
+
+    def _total(self, store: SavesStore) -> int:
+        return len(self._index.ordered(store, Order(requests=self._requests)))
+
+    def show_row(self, name: str, block: str) -> None:
+        """Open the newest save of that name and block in every view."""
+        store = self._store()
+        self._index.update(store, _READ_S, self._requests or ())
+        for row in self._index.ordered(store, Order(requests=self._requests)):
+            if row.label.name == name and row.label.block == block:
+                if self.opening == row.number:
+                    self.opening = 0  # else nothing would have changed
+                self.opening = row.number
+                return
 
     def _store(self) -> SavesStore:
         store = self._weak()
@@ -314,17 +401,38 @@ class SavesBrowser(LabWidget):
             return {}
         return {str(row.number): place for place, row in enumerate(rows) if row.number in wanted}
 
-    def _statistics(self, store: SavesStore, row: Row | None) -> list[str]:
+    def _reading(
+        self, question: Question, label: SaveLabel, stopped: Callable[[], bool]
+    ) -> Callable[[], bool]:
+        """Whether to go on with what takes seconds: not while another question waits. Says what is read."""
+        said_s = -_SAY_S
+
+        def given_way() -> bool:
+            nonlocal said_s
+            if time.monotonic() - said_s > _SAY_S:
+                said_s = time.monotonic()
+                name = shown_line(f"{label.name}{label.path}", 40)
+                text = f"Reading the {shown_bytes(label.bytes)} of {name} for its statistics"
+                self._say(question, {"progress": text}, (), last=False)
+            return stopped() or self._jobs.awaited
+
+        return given_way
+
+    def _statistics(self, store: SavesStore, row: Row | None, stopped: Callable[[], bool]) -> list[str]:
         if row is None:
             return ["dropped"]
         if not is_tensor(row.label):
             return []
-        found = summary_of(store, row.label)
+        found = summary_of(store, row.label, stopped)
         if found is None:
             return ["dropped" if not store.labels(row.label.request_id) else "cannot be read"]
         values = (found.min, found.max, found.mean, found.std)
         numbers = ["" if value is None else short(value) for value in values]
-        return [*numbers, counted(found.nan, found.posinf, found.neginf)]
+        try:
+            line = sparkline(SavedSource(store, row.label))
+        except SavesError:  # it was dropped meanwhile, or is no picture: a dtype that packs two numbers
+            line = Sparkline("", "")
+        return [*numbers, counted(found.nan, found.posinf, found.neginf), *line]
 
     def _expression(self, store: SavesStore, label: SaveLabel) -> str:
         """Python that reads it."""
@@ -359,14 +467,6 @@ class SavesBrowser(LabWidget):
             picture.close()
 
 
-def shown_line(text: str, limit: int) -> str:
-    """The beginning of a text, on one line, in characters that can be seen; spaces stay spaces."""
-    begun = text[: 2 * limit]
-    parts = (visible(part).replace("·", " ") for part in begun.split("·"))
-    found = shortened("·".join(parts), limit)
-    return found if len(begun) == len(text) or found.endswith("…") else f"{found}…"
-
-
 def _cells(row: Row) -> list[Any]:
     """A row as a view has it: its number, then the table's columns."""
     label = row.label
@@ -382,8 +482,16 @@ def _cells(row: Row) -> list[Any]:
         f"{label.sequence}",
         ("×".join(map(str, label.shape)) or "0-d") if tensor else "",
         visible(label.dtype),
-        shown(label.bytes) if tensor else "",
+        shown_bytes(label.bytes) if tensor else "",
     ]
+
+
+def _recipe(store: SavesStore, label: SaveLabel) -> str:
+    """The code that makes a save again; of an edit's save, with the trace that ran beside it."""
+    if label.block == TRACE_BLOCK:
+        return recipe_of(label)
+    traced = store.labels(label.request_id, block=TRACE_BLOCK)
+    return recipe_of(label, traced[0].block_source if traced else "")
 
 
 def _range(values: torch.Tensor) -> str:
@@ -400,7 +508,7 @@ def _about(label: SaveLabel) -> str:
     """What is known of a save, in a line."""
     parts = [
         f"{label.dtype} [{', '.join(map(str, label.shape))}]" if is_tensor(label) else label.dtype,
-        shown(label.bytes) if is_tensor(label) else "",
+        shown_bytes(label.bytes) if is_tensor(label) else "",
         "trace" if label.block == TRACE_BLOCK else f"edit {visible(label.block)} v{label.edit_version}",
         label.module_path,
         "" if label.step is None else f"step {label.step:,}",

@@ -20,7 +20,6 @@ import traitlets
 from nnsight_lab.errors import CellUsageError, nearest
 from nnsight_lab.lens.tokens import visible
 from nnsight_lab.saves.label import SaveKey, SaveLabel
-from nnsight_lab.saves.table import shown
 from nnsight_lab.widgets import colours, kinds, spans
 from nnsight_lab.widgets.base import Answer, Question, answers, long
 from nnsight_lab.widgets.positions import Positioned
@@ -29,6 +28,7 @@ from nnsight_lab.widgets.sequences import sequence_key
 from nnsight_lab.widgets.sources import SavedSource, Source, source_of
 from nnsight_lab.widgets.tiles import CACHE_BYTES, TILE, Leads, Level, Place, Tiles
 from nnsight_lab.widgets.words import counted, exact, index_text, shape_words, short
+from nnsight_lab.wire.sizes import shown_bytes
 
 #: What one message of tiles may hold.
 _MESSAGE_BYTES: Final = 2**20
@@ -142,7 +142,7 @@ class Heatmap(Positioned):
             name=name or (f"{label.name}{label.path}" if label is not None else "tensor"),
             shape=list(source.shape),
             dtype=source.dtype,
-            size=shown(source.nbytes),
+            size=shown_bytes(source.nbytes),
             axes=_axes_of(axes, len(source.shape)),
             labelled=[bool(found) for found in self._labels],
             settings={"how": how, "scale": scale, "clip": clip if isinstance(clip, str) else list(clip)},

@@ -81,6 +81,12 @@ class Jobs:
         with self._changed:
             return self._thread is not None
 
+    @property
+    def awaited(self) -> bool:
+        """Whether something waits for what is done now to end."""
+        with self._changed:
+            return bool(self._waiting)
+
     def _run(self) -> None:
         while True:
             with self._changed:

@@ -40,7 +40,9 @@ COMPARE: Final = "compare"
 WRITE: Final = "write"
 KEEP: Final = "keep"
 DROP: Final = "drop"
-#: What it says unasked.
+#: What the strip below a cell is asked, besides `OPEN`.
+CLOSE: Final = "close"
+#: What a browser says unasked.
 CHANGED: Final = "changed"
 
 #: What a lens and an attention view are asked.

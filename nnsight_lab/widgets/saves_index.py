@@ -3,14 +3,16 @@
 A store of a thousand requests takes a moment to be labelled, and a first look needs only the newest: so the
 rows are read a slice of time at a time, newest request first, and whoever asks is told whether there are
 more. A row keeps its number for as long as its request's labels stay the same, so that a selection and a
-scrolled place outlive whatever comes and goes. Rows hold labels, never tensors.
+scrolled place outlive whatever comes and goes. Rows hold labels, never tensors. Browsers of one store share
+its rows, which go when the last of them lets go.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Any, Final, NamedTuple
@@ -33,12 +35,10 @@ class Row(NamedTuple):
     Attributes:
         number: Its own, never used again.
         label: What is known of it.
-        text: Its words to be searched, but for the prompt's.
     """
 
     number: int
     label: SaveLabel
-    text: str
 
 
 @dataclass(frozen=True)
@@ -49,11 +49,13 @@ class Order:
         sort: A column of `SORTS` or `STATISTICS`; newest request first where it is empty.
         descending: Largest first; what has no value stays last.
         words: All of which must be found.
+        requests: Only of these; of all where it is None.
     """
 
     sort: str = ""
     descending: bool = False
     words: tuple[str, ...] = ()
+    requests: frozenset[str] | None = None
 
 
 #: What each column of the table is sorted by; None stays last.
@@ -79,6 +81,12 @@ STATISTICS: Final[dict[str, Callable[[Summary], float | int | None]]] = {
 }
 
 
+_numbers: Final = count(1)
+#: By the id of their store; `SavesIndex.of` hands them out.
+_shared: Final[weakref.WeakValueDictionary[int, SavesIndex]] = weakref.WeakValueDictionary()
+_shared_lock: Final = threading.Lock()
+
+
 #: Columns that are often empty, and whether a row fills them.
 _USED: Final[dict[str, Callable[[Row], bool]]] = {
     "module": lambda row: bool(row.label.module_path),
@@ -102,20 +110,39 @@ class SavesIndex:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        self._numbers = count(1)
         self._requests: dict[str, tuple[int, tuple[Row, ...]]] = {}
         self._prompts: dict[str, str] = {}
         self._rows: tuple[Row, ...] = ()
         self._by_number: dict[int, Row] = {}
         self._orders: dict[tuple[int, Order], tuple[Row, ...]] = {}
         self._changes = -1
+        self._store: Callable[[], SavesStore | None] = lambda: None
         self.version = 0
         self.complete = False
         #: Columns in which nothing stands.
         self.unused: tuple[str, ...] = ()
 
-    def update(self, store: SavesStore, limit_s: float) -> None:
-        """Take in what changed; for as long as ``limit_s``, then `complete` says whether there is more."""
+    @classmethod
+    def of(cls, store: SavesStore) -> SavesIndex:
+        """The rows of a store, the same ones for whoever asks while somebody holds them."""
+        with _shared_lock:
+            found = _shared.get(id(store))
+            if found is None or found._store() is not store:
+                found = _shared[id(store)] = cls()
+                found._store = weakref.ref(store)
+            return found
+
+    def update(
+        self, store: SavesStore, limit_s: float, first: Collection[str] = (), rows: int | None = None
+    ) -> None:
+        """Take in what changed; for as long as ``limit_s``, then `complete` says whether there is more.
+
+        Args:
+            store: Whose rows these are.
+            limit_s: Reading takes about as long at the most; one request is read however long it takes.
+            first: Requests to be read before the others.
+            rows: Read no more than about so many.
+        """
         with self._lock:
             changes = store.changes
             if self.complete and changes == self._changes:
@@ -123,21 +150,25 @@ class SavesIndex:
             ended_s = time.monotonic() + limit_s
             found: dict[str, tuple[int, tuple[Row, ...]]] = {}
             complete, changed, read = True, False, 0
-            for request_id, stamp in store.stamps():
+            stamps = store.stamps()
+            for request_id, stamp in sorted(stamps, key=lambda one: one[0] not in first) if first else stamps:
                 known = self._requests.get(request_id)
                 if known is None or known[0] != stamp:
                     changed = True
-                    if read and time.monotonic() > ended_s:  # at least one each time, however slow
+                    # At least one each time, however slow.
+                    if read and (time.monotonic() > ended_s or (rows is not None and read >= rows)):
                         complete = False
                         continue
-                    read += 1
                     known = (stamp, self._read(store, request_id))
+                    read += max(1, len(known[1]))
                 found[request_id] = known
+            if first:
+                found = {request_id: found[request_id] for request_id, _ in stamps if request_id in found}
             if changed or found.keys() != self._requests.keys():
                 self._requests = found
                 self._rows = tuple(row for _, rows in found.values() for row in rows)
                 self._by_number = {row.number: row for row in self._rows}
-                self._prompts = {name: text for name, text in self._prompts.items() if name in found}
+                self._prompts.clear()
                 self.unused = tuple(name for name, used in _USED.items() if not any(map(used, self._rows)))
                 self.version += 1
             self.complete, self._changes = complete, changes
@@ -169,13 +200,15 @@ class SavesIndex:
             Stopped: Nobody waits.
         """
         with self._lock:
-            version, rows = self.version, self._rows
+            version, rows, requests = self.version, self._rows, self._requests
             known = self._orders.get((version, order))
-            prompts = self._prompts
         if known is not None:
             return known
+        if order.requests is not None:
+            few = [part for name, (_, part) in requests.items() if name in order.requests]
+            rows = tuple(row for part in few for row in part)
         if order.words:
-            rows = tuple(row for row in rows if _fits(row, prompts, order.words))
+            rows = tuple(row for row in rows if self._fits(row, order.words))
         if order.sort:
             rows = _sorted(rows, self._keys(store, rows, order.sort, stopped, say), order.descending)
         elif order.descending:
@@ -186,29 +219,22 @@ class SavesIndex:
                 del self._orders[next(iter(self._orders))]
         return rows
 
-    def clear(self) -> None:
-        """Let go of all rows."""
-        with self._lock:
-            self._requests, self._prompts, self._rows, self._by_number = {}, {}, (), {}
-            self._orders.clear()
-            self.complete = False
-            self.version += 1
-
     # -- inside --------------------------------------------------------------------------------
 
     def _read(self, store: SavesStore, request_id: str) -> tuple[Row, ...]:
-        labels = store.labels(request_id)
-        if labels:
-            self._prompts[request_id] = labels[0].prompt.casefold()
-        return tuple(
-            Row(
-                next(self._numbers),
-                label,
-                f"{label.request_id} {label.block} {label.name}{label.path} {label.module_path} "
-                f"{label.dtype}".casefold(),
-            )
-            for label in labels
+        return tuple(Row(next(_numbers), label) for label in store.labels(request_id))
+
+    def _fits(self, row: Row, words: Sequence[str]) -> bool:
+        """Whether all of the words are in what a row says; that is put together when it is first searched."""
+        label = row.label
+        prompt = self._prompts.get(label.request_id)
+        if prompt is None:
+            prompt = self._prompts[label.request_id] = label.prompt.casefold()
+        text = (
+            f"{label.request_id} {label.block} {label.name}{label.path} {label.module_path} "
+            f"{label.dtype}".casefold()
         )
+        return all(word in text or word in prompt for word in words)
 
     def _keys(
         self,
@@ -229,24 +255,30 @@ class SavesIndex:
             if time.monotonic() - said_s > _SAY_S:
                 said_s = time.monotonic()
                 say(number, len(rows))
-            summary = summary_of(store, row.label)
+            summary = summary_of(store, row.label, stopped)
             keys.append(None if summary is None else STATISTICS[sort](summary))
         return keys
 
 
-def summary_of(store: SavesStore, label: SaveLabel) -> Summary | None:
-    """The statistics of a save; None where it is no tensor or is gone."""
+def summary_of(
+    store: SavesStore, label: SaveLabel, stopped: Callable[[], bool] = lambda: False
+) -> Summary | None:
+    """The statistics of a save; None where it is no tensor or is gone.
+
+    Raises:
+        Stopped: ``stopped`` said so, between two pieces of a large one.
+    """
+
+    def check() -> None:
+        if stopped():
+            raise Stopped
+
     if not is_tensor(label):
         return None
     try:
-        return store.summary(label)
+        return store.summary(label, check)
     except SavesError:
         return None
-
-
-def _fits(row: Row, prompts: dict[str, str], words: Sequence[str]) -> bool:
-    prompt = prompts.get(row.label.request_id, "")
-    return all(word in row.text or word in prompt for word in words)
 
 
 def _sorted(rows: Sequence[Row], keys: Sequence[Any], descending: bool) -> tuple[Row, ...]:

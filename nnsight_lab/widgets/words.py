@@ -7,7 +7,17 @@ from typing import Any, Final
 import numpy as np
 import torch
 
+from nnsight_lab.lens.tokens import shortened, visible
+
 _SPECIAL: Final = {"nan": "NaN", "inf": "+inf", "-inf": "−inf"}
+
+
+def shown_line(text: str, limit: int) -> str:
+    """The beginning of a text, on one line, in characters that can be seen; spaces stay spaces."""
+    begun = text[: 2 * limit]
+    parts = (visible(part).replace("·", " ") for part in begun.split("·"))
+    found = shortened("·".join(parts), limit)
+    return found if len(begun) == len(text) or found.endswith("…") else f"{found}…"
 
 
 def exact(value: torch.Tensor) -> str:

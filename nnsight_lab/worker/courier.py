@@ -21,6 +21,7 @@ from nnsight_lab.wire.extent import Extent, Packed
 from nnsight_lab.wire.limits import REPLY_BYTES as INLINE_BYTES
 from nnsight_lab.wire.messages import WorkerError
 from nnsight_lab.wire.packed import Layout
+from nnsight_lab.wire.sizes import shown_bytes as shown
 
 _NAMED = 4
 _NOWHERE: dict[str, Any] = {
@@ -195,17 +196,13 @@ def _without_refused(values: Mapping[str, Any]) -> tuple[dict[str, Any], WorkerE
 def _over(values: Mapping[str, Any], asked: int, allowed: int, limit: str) -> WorkerError:
     layouts = {name: Layout.of(value, name=name) for name, value in values.items()}
     sizes = sorted(((one.nbytes + len(one.tree), name) for name, one in layouts.items()), reverse=True)
-    named = ", ".join(f"{name} ({_shown(size)})" for size, name in sizes[:_NAMED])
+    named = ", ".join(f"{name} ({shown(size)})" for size, name in sizes[:_NAMED])
     more = f" and {len(sizes) - _NAMED} more" if len(sizes) > _NAMED else ""
     return WorkerError(
         "OverBudget",
-        f"the block saved {_shown(asked)}, {limit} is {_shown(allowed)}: {named}{more}. Save less (a row, a "
+        f"the block saved {shown(asked)}, {limit} is {shown(allowed)}: {named}{more}. Save less (a row, a "
         "mean) or raise save_budget",
     )
-
-
-def _shown(nbytes: int) -> str:
-    return f"{nbytes / 1e9:.2f} GB" if nbytes >= 1e9 else f"{nbytes / 1e6:.2f} MB"
 
 
 def _cudart() -> Any:

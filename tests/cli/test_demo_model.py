@@ -242,4 +242,4 @@ def test_the_list_has_the_demo_model_and_cached_hub_models(made_model, command, 
         ("org/tiny", "hub"),
     ]
     assert listed[1]["bytes"] == 2048
-    assert "2.0 KiB" in command("model", "list", HF_HUB_CACHE=str(tmp_path)).stdout
+    assert "2.05 kB" in command("model", "list", HF_HUB_CACHE=str(tmp_path)).stdout

@@ -164,7 +164,7 @@ def test_engines_without_their_notebook_are_named_by_pid(monkeypatch):
     monkeypatch.setattr("nnsight_lab.engine.processes.leftovers", lambda: left)
     (finding,) = doctor._leftovers()
     assert finding.state == "warn"
-    assert "3.0 GiB" in finding.found
+    assert "3.22 GB" in finding.found
     assert finding.cure == "kill 4242"
 
 

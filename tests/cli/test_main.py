@@ -5,7 +5,6 @@ from importlib import metadata
 import pytest
 
 from nnsight_lab.cli import main as cli
-from nnsight_lab.cli.terminal import size
 from nnsight_lab.errors import ModelNotFound
 
 
@@ -72,11 +71,3 @@ def test_a_reader_that_leaves_early_is_no_error():
     assert answer.returncode == 0
     assert "Traceback" not in answer.stderr
     assert "BrokenPipe" not in answer.stderr
-
-
-@pytest.mark.parametrize(
-    ("count", "text"),
-    [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (269060552, "256.6 MiB"), (1 << 50, "1024.0 TiB")],
-)
-def test_sizes_are_for_people(count, text):
-    assert size(count) == text

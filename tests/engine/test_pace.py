@@ -70,17 +70,16 @@ def test_lines_go_through_what_was_measured():
     [
         (
             {},
-            "64 prompts, 16,384 tokens: 570.00 MB in about 14 s; fits in memory "
-            "(5.80 GB left of save_budget)",
+            "64 prompts, 16,384 tokens: 570 MB in about 14 s; fits in memory (5.8 GB left of save_budget)",
         ),
         (
             {"packed_bytes": 5_900_000_000, "saved_bytes": 5_900_000_000, "seconds": None},
-            "64 prompts, 16,384 tokens: 5.90 GB; fits, 100.00 MB of it by disk (spill_budget)",
+            "64 prompts, 16,384 tokens: 5.9 GB; fits, 100 MB of it by disk (spill_budget)",
         ),
         (
             {"fits": False, "new_tokens": 640, "at_most": True},
-            "64 prompts, 16,384 tokens and up to 640 new: at most 570.00 MB in about 14 s; does not fit "
-            "(6.00 GB left of save_budget and spill_budget)",
+            "64 prompts, 16,384 tokens and up to 640 new: at most 570 MB in about 14 s; does not fit "
+            "(6 GB left of save_budget and spill_budget)",
         ),
         (
             {
@@ -92,8 +91,8 @@ def test_lines_go_through_what_was_measured():
         ),
         (
             {"how": "probe", "names": (NameBytes("trace", "x", 5000), NameBytes("probe", "y", 70))},
-            "64 prompts, 16,384 tokens: 570.00 MB in about 14 s; fits in memory "
-            "(5.80 GB left of save_budget)\nx (5.00 kB), probe.y (70 bytes)",
+            "64 prompts, 16,384 tokens: 570 MB in about 14 s; fits in memory "
+            "(5.8 GB left of save_budget)\nx (5 kB), probe.y (70 B)",
         ),
     ],
 )

@@ -16,7 +16,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nnsight_lab.errors import AmbiguousSave, CannotTravel, FileRefused, SaveNotFound
+import nnsight_lab as lab
+from nnsight_lab.errors import AmbiguousSave, CannotTravel, CellUsageError, FileRefused, SaveNotFound
 from nnsight_lab.saves import files
 from nnsight_lab.saves.files import find, read, remove, write
 from nnsight_lab.saves.store import SavesStore
@@ -214,6 +215,45 @@ def test_which_save_is_meant_has_to_be_clear(folder: Path) -> None:
         file.get("h", request_id="r1")
     assert file.get("h", "probe", request_id="r1") == 2
     assert file.get("h", request_id="r2") == 3
+    for one in (file, store):
+        assert one.get("r1", "h", "probe") == one.get("r1", "h", block="probe") == 2
+        assert one.get("r2", "h") == one.get("h", request_id="r2") == 3
+        assert one.saves("r2").trace == {"h": 3}
+        for unclear in (lambda one=one: one.get("h"), lambda one=one: one.saves()):
+            with pytest.raises(SaveNotFound, match="2 requests: say which"):
+                unclear()
+        for wrong in ((), (3,), ("r1", "h", "probe", "more")):
+            with pytest.raises(CellUsageError):
+                one.get(*wrong)  # type: ignore[arg-type]
+    store.drop("r1")
+    assert store.get("h") == store.saves()["h"] == 3
+
+
+def test_a_path_may_begin_at_home(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(folder))
+    store = SavesStore()
+    store.put("r1", [{"trace": {"h": 1}}])
+    assert store.write("~/deep/x") == folder / "deep" / "x.safetensors"
+    assert lab.read("~/deep/x").get("h") == lab.read(Path("~/deep/x.json")).get("h") == 1
+
+
+@pytest.mark.parametrize("wrong", ["x", 3, None, ("r1", "h"), ["r1", 0, "trace", "h", ""], object()])
+def test_what_is_no_label_is_refused_in_one_line(wrong: Any, folder: Path) -> None:
+    store = SavesStore()
+    store.put("r1", [{"trace": {"h": torch.ones(2)}}])
+    write(folder / "x", store)
+    file = read(folder / "x")
+    asking = [
+        store.summary,
+        file.summary,
+        lambda one: store.slice(one, ...),
+        lambda one: file.slice(one, ...),
+    ]
+    for ask in asking:
+        with pytest.raises(CellUsageError, match=r"no label of a save.*labels\(name="):
+            ask(wrong)
+    key = ("r1", 0, "trace", "h", "")
+    assert store.summary(key).max == file.summary(key).max == 1  # type: ignore[arg-type]
 
 
 def test_what_cannot_travel_leaves_no_file(folder: Path) -> None:

@@ -22,10 +22,11 @@ from nnsight_lab.saves.label import SaveLabel
 from nnsight_lab.saves.store import SavesStore
 from nnsight_lab.widgets import kinds
 from nnsight_lab.widgets.base import STATIC
-from nnsight_lab.widgets.browser import MAX_ROWS, SavesBrowser, shown_line
+from nnsight_lab.widgets.browser import MAX_ROWS, SavesBrowser
 from nnsight_lab.widgets.comparison import likeness
 from nnsight_lab.widgets.saves_index import SORTS, Order, SavesIndex, words_of
 from nnsight_lab.widgets.sources import DifferenceSource, TensorSource
+from nnsight_lab.widgets.words import shown_line
 from tests.waiting import until
 from tests.widgets.comms import MockComm, Page, mock_comms
 
@@ -152,7 +153,7 @@ def test_statistics_are_computed_for_the_rows_that_are_asked_for(show: Callable[
     t, text = number_of(page, "t"), number_of(page, "text")
     assert store._shelf.summaries == {}
     found = page.ask(kinds.STATISTICS, numbers=[t, text, 10**6])[0][0]["statistics"]
-    assert found[str(t)] == ["1", "3", "2", "1", "1 NaN, 1 +inf"]
+    assert found[str(t)] == ["1", "3", "2", "1", "1 NaN, 1 +inf", "0f..", "its 4 values"]
     assert found[str(text)] == []
     assert found[str(10**6)] == ["dropped"]
     assert [key.name for key in store._shelf.summaries["r"]] == ["t"]

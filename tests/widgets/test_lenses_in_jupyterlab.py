@@ -198,7 +198,7 @@ def test_attention_shows_heads_and_where_a_token_looks(show: Any, page: Any) -> 
     assert tokens.all_text_contents()[:3] == ["The", "·E", "iffel"]
     wait_until(lambda: view.root.locator(".nnl-heads-told tr").count() == 9, 15, "every head of the layer")
     # Rows sum to one: the strip's weights are those of the row that was chosen.
-    strip = view.root.locator(".nnl-strip")
+    strip = view.root.locator(".nnl-line-of-tokens")
     strip.focus()
     page.keyboard.press("Home")
     wait_until(lambda: view.data("query") == "0", 10, "the first token")

@@ -13,7 +13,7 @@ import { choosePosition, onPosition } from './position';
 import { rendered } from './render';
 import { type Box, type Place, Sheet, type Sight } from './sheet';
 import { Stage } from './stage';
-import { Strip } from './strip';
+import { TokenLine } from './token_line';
 import { isDark, onTheme } from './theme';
 import type { Cell } from './viewport';
 
@@ -54,7 +54,7 @@ class Attention {
   #sheet: Sheet;
   #stage: Stage | null = null;
   #matrix: Matrix | null = null;
-  #strip: Strip;
+  #strip: TokenLine;
   #legend: Legend;
   #settings: Settings = { leads: [0, 0], how: 'max', scale: 'log', clip: SPANS.log! };
   #layers = new Map<number, Layer>();
@@ -107,7 +107,7 @@ class Attention {
       this.#disposer
     );
     this.#sheet.square = true;
-    this.#strip = new Strip(
+    this.#strip = new TokenLine(
       at => this.#look(this.#queryAt(at)),
       at => this.#choose(this.#queryAt(at)),
       this.#disposer

@@ -9,6 +9,8 @@ import { rendered } from './render';
 
 const KEYS =
   'Arrow keys, Page Up, Page Down, Home and End move; Enter opens; slash searches; P pins; Delete drops, after a question.';
+/** How the kernel begins to say what it reads. */
+const READING = 'Reading the';
 /** Rows of one question. */
 const PAGE = 120;
 const SEARCH_MS = 150;
@@ -82,7 +84,7 @@ class Browser {
       },
       this.#disposer
     );
-    const options = [element('option', { value: '' }, 'newest first'), ...COLUMNS.map(one => element('option', { value: one.key }, one.title))];
+    const options = [element('option', { value: '' }, 'newest first'), ...COLUMNS.filter(one => !one.line).map(one => element('option', { value: one.key }, one.title))];
     this.#sort = element('select', { class: 'nnl-select' }, ...options);
     this.#build();
     const heard = (message: Record<string, unknown>) => {
@@ -91,6 +93,9 @@ class Browser {
       }
     };
     model.on('msg:custom', heard);
+    const opening = () => this.#openNumber(Number(model.get('opening')));
+    model.on('change:opening', opening);
+    this.#disposer.add(() => model.off('change:opening', opening));
     this.#watchSight();
     this.#disposer.add(() => {
       this.#alive = false;
@@ -99,7 +104,9 @@ class Browser {
       clearTimeout(this.#changeTimer);
       clearTimeout(this.#restTimer);
     });
+    this.#begin(model.get('begun') as { rows?: Row[]; unused?: string[] });
     this.#load(true);
+    opening();
   }
 
   dispose(): void {
@@ -150,6 +157,17 @@ class Browser {
   }
 
   // -- rows ------------------------------------------------------------------------------------
+
+  /** Show the first rows, which came with the widget, until the kernel says what there is now. */
+  #begin({ rows = [], unused = [] }: { rows?: Row[]; unused?: string[] }): void {
+    if (rows.length) {
+      this.#grid.length = rows.length;
+      this.#grid.without(unused);
+      rows.forEach((row, place) => this.#grid.rows.set(place, row));
+      this.#grid.draw();
+      requestAnimationFrame(() => (this.root.dataset.firstMs ??= (performance.now() - this.#madeAt).toFixed(1)));
+    }
+  }
 
   #sortBy(sort: string, descending: boolean): void {
     this.#order = { ...this.#order, sort, descending };
@@ -269,7 +287,7 @@ class Browser {
       this.#again = true;
     }
     const total = Number(content.total);
-    say(this.#count, `${howMany(grid.length, total)}${content.complete ? '' : ' so far'} · ${content.store}`);
+    say(this.#count, `${howMany(grid.length, total)}${content.complete ? '' : ' so far'}${content.store ? ` · ${content.store}` : ''}`);
     say(this.#words, total === 0 ? 'There are no saves yet. They appear here as requests bring them.' : grid.length ? '' : 'No save has all of these words.');
     if (fresh && this.#order.words) {
       this.#announce(`${count(grid.length)} found`);
@@ -278,8 +296,8 @@ class Browser {
     grid.draw();
     this.root.dataset.words = this.#order.words;
     this.#set('done');
-    if (!this.root.dataset.firstMs && total) {
-      this.root.dataset.firstMs = (performance.now() - this.#madeAt).toFixed(1);
+    if (total) {
+      this.root.dataset.firstMs ??= (performance.now() - this.#madeAt).toFixed(1);
     }
     this.#askStatistics();
     if (!content.complete) {
@@ -291,7 +309,7 @@ class Browser {
 
   /** The numbers of the rows in sight, as many at a time as come quickly. */
   #askStatistics(): void {
-    if (this.#counting || !this.#alive) {
+    if (this.#counting || !this.#alive || !this.#key) {
       return;
     }
     const grid = this.#grid;
@@ -310,6 +328,9 @@ class Browser {
     let came = false;
     this.#conversation
       .ask(kinds.STATISTICS, { numbers }, ({ content }) => {
+        if (content.progress !== undefined) {
+          say(this.#words, String(content.progress));
+        }
         for (const [number, found] of Object.entries((content.statistics ?? {}) as Record<string, string[]>)) {
           grid.statistics.set(Number(number), found);
           came = true;
@@ -318,6 +339,9 @@ class Browser {
       .then(
         () => {
           this.#counting = false;
+          if (this.#words.textContent!.startsWith(READING)) {
+            say(this.#words, '');
+          }
           grid.draw();
           if (came) {
             this.#askStatistics();
@@ -367,9 +391,15 @@ class Browser {
   // -- one row ---------------------------------------------------------------------------------
 
   #open(row: Row): void {
-    this.#grid.opened = row[0];
-    this.#grid.draw();
-    this.#pane.open(row[0]).catch(error => this.#fail(error));
+    this.#openNumber(row[0]);
+  }
+
+  #openNumber(number: number): void {
+    if (number > 0) {
+      this.#grid.opened = number;
+      this.#grid.draw();
+      this.#pane.open(number).catch(error => this.#fail(error));
+    }
   }
 
   #hotkey(key: string, row: Row | undefined): boolean {

@@ -1,4 +1,13 @@
-/** An element with its attributes and children. */
+/** What takes the focus by itself. */
+const FOCUSABLE = new Set(['button', 'input', 'select', 'summary', 'textarea']);
+
+/**
+ * An element with its attributes and children.
+ *
+ * JupyterLab looks for its own shortcuts at the focused element before it looks at what is around that: on a
+ * slider the arrows would fold headings, on a button Enter would edit the cell. So what has the focus says
+ * itself that its keys are its own.
+ */
 export function element<K extends keyof HTMLElementTagNameMap>(
   tag: K,
   attributes: Record<string, string> = {},
@@ -7,6 +16,9 @@ export function element<K extends keyof HTMLElementTagNameMap>(
   const made = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
     made.setAttribute(name, value);
+  }
+  if (FOCUSABLE.has(tag) || 'tabindex' in attributes) {
+    made.setAttribute('data-lm-suppress-shortcuts', 'true');
   }
   made.append(...children);
   return made;

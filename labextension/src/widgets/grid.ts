@@ -13,10 +13,12 @@ export interface Column {
   statistic?: number;
   right?: boolean;
   mono?: boolean;
+  /** Drawn as a line, and not sorted by; what it shows is the next statistic. */
+  line?: boolean;
 }
 
 export const COLUMNS: Column[] = [
-  { key: 'prompt', title: 'Prompt', width: 'minmax(150px, 1fr)', row: 1 },
+  { key: 'prompt', title: 'Prompt', width: 'minmax(120px, 1fr)', row: 1 },
   { key: 'block', title: 'Block', width: '56px', row: 3 },
   { key: 'name', title: 'Name', width: '96px', row: 4 },
   { key: 'module', title: 'Module', width: '112px', row: 5, mono: true },
@@ -25,6 +27,7 @@ export const COLUMNS: Column[] = [
   { key: 'shape', title: 'Shape', width: '76px', row: 8, right: true },
   { key: 'dtype', title: 'Type', width: '68px', row: 9 },
   { key: 'bytes', title: 'Size', width: '62px', row: 10, right: true },
+  { key: 'values', title: 'Values', width: '70px', statistic: 5, line: true },
   { key: 'min', title: 'Min', width: '66px', statistic: 0, right: true },
   { key: 'max', title: 'Max', width: '66px', statistic: 1, right: true },
   { key: 'mean', title: 'Mean', width: '76px', statistic: 2, right: true },
@@ -69,8 +72,12 @@ export class Grid {
   ) {
     this.#heads = COLUMNS.map(column => {
       const { key, title } = column;
-      const head = element('div', { role: 'columnheader', class: classes({ ...column, mono: false }), title: `Sort by ${title}` }, title);
-      head.onclick = () => hooks.sorted(key);
+      const head = element('div', { role: 'columnheader', class: classes({ ...column, mono: false }), title: column.line ? 'The values in a few points' : `Sort by ${title}` }, title);
+      if (column.line) {
+        head.classList.add('nnl-unsorted');
+      } else {
+        head.onclick = () => hooks.sorted(key);
+      }
       return head;
     });
     const header = element('div', { role: 'row', class: 'nnl-row nnl-header', 'aria-rowindex': '1' }, ...this.#heads);
@@ -218,6 +225,10 @@ export class Grid {
       } else if (row || number) {
         text = row ? String(row[column.row!] ?? '') : '';
       }
+      if (column.line) {
+        drawLine(cell, text, statistics?.[column.statistic! + 1] ?? '');
+        return;
+      }
       if (column.key === 'special') {
         cell.classList.toggle('nnl-flag', text !== '' && text !== '…');
       }
@@ -273,6 +284,45 @@ export class Grid {
 
 function classes({ key, right, mono }: Column): string {
   return [`nnl-col-${key}`, right ? 'nnl-right' : '', mono ? 'nnl-code' : ''].filter(Boolean).join(' ');
+}
+
+/** Points as digits of sixteen, and gaps as dots; drawn only where they changed. */
+function drawLine(cell: HTMLElement, points: string, words: string): void {
+  if (cell.dataset.points === points) {
+    return;
+  }
+  cell.dataset.points = points;
+  cell.title = words;
+  if (!/[0-9a-f]/.test(points)) {
+    cell.textContent = points === '…' ? points : points ? 'not finite' : '';
+    return;
+  }
+  const make = (tag: string, attributes: Record<string, string>) => {
+    const made = document.createElementNS('http://www.w3.org/2000/svg', tag);
+    Object.entries(attributes).forEach(([name, value]) => made.setAttribute(name, value));
+    return made;
+  };
+  const picture = make('svg', { viewBox: '0 0 66 18', class: 'nnl-spark', role: 'img', 'aria-label': words });
+  const step = 64 / Math.max(1, points.length - 1);
+  let line: string[] = [];
+  const end = () => {
+    if (line.length === 1) {
+      const [x, y] = line[0]!.split(',');
+      picture.append(make('circle', { cx: x!, cy: y!, r: '1.2' }));
+    } else if (line.length) {
+      picture.append(make('polyline', { points: line.join(' ') }));
+    }
+    line = [];
+  };
+  [...points].forEach((digit, at) => {
+    if (digit === '.') {
+      end();
+    } else {
+      line.push(`${(1 + at * step).toFixed(1)},${(16.5 - parseInt(digit, 16)).toFixed(1)}`);
+    }
+  });
+  end();
+  cell.replaceChildren(picture);
 }
 
 /** As in "1,200 of 30,000 saves". */

@@ -330,7 +330,7 @@ class Heatmap {
   #told({ span, special, sampled, came }: Told): void {
     this.#spanned(span);
     if (special) {
-      this.#legend.special(special);
+      this.#legend.special(special, this.#state.shape.slice(-2).reduce((product, size) => product * size, 1));
     }
     if (came) {
       this.#error.hidden = true;

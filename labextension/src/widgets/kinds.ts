@@ -26,6 +26,7 @@ export const COMPARE = 'compare';
 export const WRITE = 'write';
 export const KEEP = 'keep';
 export const DROP = 'drop';
+export const CLOSE = 'close';
 export const CHANGED = 'changed';
 
 export const PROMPT = 'prompt';

@@ -8,6 +8,7 @@ export class Legend {
   #low = element('span');
   #high = element('span');
   #special = element('span', { class: 'nnl-special' });
+  #plain = false;
 
   constructor(readonly palettes: Palettes) {
     this.root.append(this.#low, this.#bar, this.#high, this.#special);
@@ -29,10 +30,15 @@ export class Legend {
 
   /** Without colours: of a line. */
   plain(): void {
+    this.#plain = true;
     this.#bar.hidden = this.#low.hidden = this.#high.hidden = true;
   }
 
-  special(counts: [number, number, number, number]): void {
+  /** How many values are special, the share that was looked at, and how many values there are. */
+  special(counts: [number, number, number, number], of: number): void {
+    // Colours that no value has would only puzzle.
+    const none = counts[3] >= 1 && counts[0] + counts[1] + counts[2] === of;
+    this.#bar.hidden = this.#low.hidden = this.#high.hidden = none || this.#plain;
     const parts = SPECIAL.map(([name, , text, sign], number) => {
       const swatch = element('i', { class: 'nnl-swatch', 'aria-hidden': 'true' }, sign);
       swatch.style.background = this.palettes[name] as string;
@@ -40,6 +46,9 @@ export class Legend {
     }).filter(part => part !== null);
     if (parts.length && counts[3] < 1) {
       parts.push(element('span', {}, `in the ${Math.floor(100 * counts[3])} % looked at`));
+    }
+    if (none) {
+      parts.push(element('span', {}, 'no finite value'));
     }
     this.#special.replaceChildren(...parts);
   }

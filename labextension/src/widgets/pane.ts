@@ -1,4 +1,5 @@
 import type { AnyModel } from '@anywidget/types';
+import { drawChild } from './child';
 import type { Answer, Conversation } from './conversation';
 import { Disposer } from './disposer';
 import { copy, element } from './dom';
@@ -7,10 +8,6 @@ import * as kinds from './kinds';
 interface Picture {
   title: string;
   model: string;
-}
-
-interface Module {
-  default: { render: (props: { model: AnyModel; el: HTMLElement }) => (() => void) | void };
 }
 
 export interface PaneHooks {
@@ -184,11 +181,13 @@ export class Pane {
           const done = await copy(expression);
           says.textContent = done ? 'Copied.' : 'The browser did not allow copying: select the text instead.';
         }),
+        ...(content.bound ? [element('code', { title: 'What was opened, in the notebook; .selected is its label' }, `${content.bound}.value`)] : []),
         button('Pin', () => this.hooks.pin(number, `${title} of ${content.request}`)),
         keep,
         write,
         button('Drop …', () => this.askDrop())
       ),
+      ...this.#recipe(String(content.recipe ?? ''), says),
       form,
       question,
       says
@@ -206,6 +205,20 @@ export class Pane {
       this.askDrop();
     }
     this.hooks.announce(`Opened ${title}, ${content.about}`);
+  }
+
+  /** The code that makes it again, where that is known. */
+  #recipe(code: string, says: HTMLElement): HTMLElement[] {
+    if (!code) {
+      return [];
+    }
+    const button = element('button', { type: 'button', class: 'nnl-button' }, 'Copy what made it');
+    button.onclick = async () => {
+      const done = await copy(code);
+      says.textContent = done ? 'Copied the code that makes it.' : 'The browser did not allow copying: select the text instead.';
+    };
+    const text = element('pre', { class: 'nnl-text', tabindex: '0', 'aria-label': 'The code that makes it' }, code);
+    return [element('details', { class: 'nnl-recipe' }, element('summary', {}, 'How it was made'), text, button)];
   }
 
   #writer(
@@ -269,24 +282,11 @@ export class Pane {
   }
 
   async #drawOne(id: string, place: HTMLElement, turn: number): Promise<void> {
-    const child = await this.model.widget_manager.get_model(id);
-    const { render } = (await moduleOf(String(child.get('_esm')))).default;
+    const undo = await drawChild(this.model, id, place, () => turn === this.#turn);
     if (turn === this.#turn) {
-      const undo = render({ model: child, el: place });
-      this.#drawn.add(() => undo?.());
+      this.#drawn.add(undo);
+    } else {
+      undo();
     }
   }
-}
-
-const modules = new Map<string, Promise<Module>>();
-
-/** A module from its text, as anywidget makes them. */
-function moduleOf(text: string): Promise<Module> {
-  let found = modules.get(text);
-  if (!found) {
-    const address = URL.createObjectURL(new Blob([text], { type: 'text/javascript' }));
-    found = (import(/* webpackIgnore: true */ address) as Promise<Module>).finally(() => URL.revokeObjectURL(address));
-    modules.set(text, found);
-  }
-  return found;
 }

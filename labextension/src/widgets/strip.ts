@@ -1,115 +1,107 @@
-import type { Disposer } from './disposer';
-import { count, element, say } from './dom';
+import type { AnyModel } from '@anywidget/types';
+import { drawChild } from './child';
+import { Conversation, KernelError } from './conversation';
+import { Disposer } from './disposer';
+import { element, say } from './dom';
+import * as kinds from './kinds';
+import { rendered } from './render';
 
-/**
- * A prompt's tokens in a line that wraps, each with a weight as the colour behind it: where one of them looks.
- *
- * One stop of the Tab key; arrow keys walk it.
- */
-export class Strip {
-  readonly root = element('div', { class: 'nnl-strip-box' });
-  #list = element('div', { class: 'nnl-strip', role: 'listbox', tabindex: '0', 'aria-label': 'Tokens of the prompt' });
-  #words = element('div', { class: 'nnl-faint' });
-  #tokens: HTMLElement[] = [];
-  #at = 0;
-  #timer = 0;
+/** The line below a cell that says what it saved; the browser is under it while it is opened. */
+class Strip {
+  #disposer = new Disposer();
+  #conversation: Conversation;
+  #toggle = element('button', { type: 'button', class: 'nnl-button nnl-toggle', 'aria-expanded': 'false' });
+  #place: HTMLElement | null = null;
+  #body = element('div', { class: 'nnl-saved-body' });
+  #error = element('div', { class: 'nnl-error', role: 'alert', hidden: '' });
+  #wait = element('div', { class: 'nnl-words', role: 'status', hidden: '' });
+  #undo: () => void = () => undefined;
+  #turn = 0;
 
   constructor(
-    readonly pointed: (at: number) => void,
-    readonly picked: (at: number) => void,
-    disposer: Disposer
+    readonly model: AnyModel,
+    readonly root: HTMLElement
   ) {
-    this.root.append(this.#words, this.#list);
-    const of = (event: Event) => {
-      const at = (event.target as HTMLElement).closest<HTMLElement>('[data-at]')?.dataset.at;
-      return at === undefined ? null : Number(at);
+    this.#conversation = new Conversation(model, this.#disposer);
+    this.#conversation.slow = slow => {
+      say(this.#wait, 'The kernel has not answered yet. If it is busy it will; if it is gone, run the cell again.');
+      this.#wait.hidden = !slow;
     };
-    disposer.listen(this.#list, 'pointerover', event => {
-      const at = of(event);
-      clearTimeout(this.#timer);
-      if (at !== null) {
-        this.#timer = window.setTimeout(() => this.pointed(at), 60);
+    root.classList.add('nnl-saved');
+    root.setAttribute('role', 'group');
+    root.setAttribute('aria-label', String(model.get('described')));
+    root.setAttribute('data-lm-suppress-shortcuts', 'true');
+    this.#toggle.onclick = () => (this.#place ? this.#close() : void this.#open(null));
+    const names = model.get('names') as [string, string][];
+    const chips = names.map(([name, about], item) => {
+      const title = `Look at ${name}`;
+      const chip = element('button', { type: 'button', class: 'nnl-button nnl-named', title }, element('span', {}, name), element('span', { class: 'nnl-faint' }, about));
+      chip.onclick = () => void this.#open(item);
+      return chip;
+    });
+    const words = element('span', { class: 'nnl-faint' }, String(model.get('words')));
+    root.append(element('div', { class: 'nnl-saved-head' }, this.#toggle, ...chips, words), this.#wait, this.#error, this.#body);
+    this.#disposer.listen(this.#body, 'keydown', event => {
+      if (event.key === 'Escape' && !event.defaultPrevented) {
+        this.#close();
+        event.stopPropagation();
       }
     });
-    disposer.listen(this.#list, 'click', event => {
-      const at = of(event);
-      if (at !== null) {
-        this.#go(at);
-        this.picked(at);
-      }
+    this.#disposer.add(() => {
+      this.#turn++;
+      this.#undo();
     });
-    disposer.listen(this.#list, 'keydown', event => {
-      const moves: Record<string, number> = {
-        ArrowLeft: this.#at - 1,
-        ArrowUp: this.#at - 1,
-        ArrowRight: this.#at + 1,
-        ArrowDown: this.#at + 1,
-        Home: 0,
-        End: this.#tokens.length - 1
-      };
-      const move = moves[event.key];
-      if (event.ctrlKey || event.metaKey || event.altKey || !this.#tokens.length) {
-        return;
-      }
-      if (move !== undefined) {
-        this.#go(move);
-        this.pointed(this.#at);
-      } else if (event.key === 'Enter' || event.key === ' ') {
-        this.picked(this.#at);
-      } else {
-        return;
-      }
-      event.preventDefault();
-      event.stopPropagation();
-    });
-    disposer.add(() => clearTimeout(this.#timer));
+    this.#draw();
   }
 
-  show(tokens: string[], total: number): void {
-    const prefix = `nnl-${Math.random().toString(36).slice(2)}`;
-    this.#tokens = tokens.map((text, at) =>
-      element('span', { role: 'option', id: `${prefix}-${at}`, 'data-at': String(at), class: 'nnl-token', 'aria-selected': 'false' }, text)
-    );
-    this.#list.replaceChildren(...this.#tokens);
-    if (total > tokens.length) {
-      this.#list.append(element('span', { class: 'nnl-faint' }, ` … ${count(total - tokens.length)} more tokens are in the picture only`));
+  dispose(): void {
+    this.#disposer.dispose();
+  }
+
+  async #open(item: number | null): Promise<void> {
+    const turn = ++this.#turn;
+    this.#error.hidden = true;
+    try {
+      let id = '';
+      await this.#conversation.ask(kinds.OPEN, { item }, ({ content }) => (id = String(content.model ?? id)));
+      if (turn !== this.#turn || this.#place) {
+        return; // the browser that is there was told which row
+      }
+      const place = (this.#place = element('div', {}));
+      this.#body.append(place);
+      this.#draw();
+      this.#undo = await drawChild(this.model, id, place, () => this.#place === place);
+    } catch (error) {
+      this.#fail(error as Error);
     }
-    this.#at = Math.max(0, tokens.length - 1);
   }
 
-  /** Colour every token by the weight it is looked at with. */
-  weigh(weights: Float32Array, from: number): void {
-    this.#tokens.forEach((token, at) => {
-      const weight = weights[at] ?? 0;
-      // Most weights are small: their roots are told apart.
-      token.style.setProperty('--nnl-weight', `${Math.round(100 * Math.sqrt(Math.min(Math.max(weight, 0), 1)))}%`);
-      token.title = `${count(at)}: ${(100 * weight).toFixed(2)} %`;
-      token.classList.toggle('nnl-from', at === from);
-      token.setAttribute('aria-label', `${token.textContent} ${(100 * weight).toFixed(1)} percent`);
-    });
-    if (from < this.#tokens.length) {
-      this.#at = from;
+  #close(): void {
+    this.#turn++;
+    this.#undo();
+    this.#undo = () => undefined;
+    this.#place = null;
+    this.#body.replaceChildren();
+    this.#draw();
+    this.#toggle.focus({ preventScroll: true });
+    this.#conversation.ask(kinds.CLOSE, {}, () => undefined).catch(error => this.#fail(error as Error));
+  }
+
+  #draw(): void {
+    const open = this.#place !== null;
+    say(this.#toggle, open ? '▾ Saved' : '▸ Saved');
+    this.#toggle.setAttribute('aria-expanded', String(open));
+    this.#toggle.title = open ? 'Close the table' : 'Look at what this cell saved';
+    this.root.dataset.open = String(open);
+  }
+
+  #fail(error: Error): void {
+    if (!(error instanceof KernelError)) {
+      this.#conversation.tell(kinds.FAILED, { [kinds.ERROR]: error.stack ?? String(error) });
     }
-    this.#active();
-  }
-
-  words(text: string): void {
-    say(this.#words, text);
-  }
-
-  choose(at: number | null): void {
-    this.#tokens.forEach((token, number) => token.setAttribute('aria-selected', String(number === at)));
-  }
-
-  #go(at: number): void {
-    this.#at = Math.min(Math.max(at, 0), this.#tokens.length - 1);
-    this.#active();
-  }
-
-  #active(): void {
-    const token = this.#tokens[this.#at];
-    if (token) {
-      this.#list.setAttribute('aria-activedescendant', token.id);
-    }
+    say(this.#error, error.message);
+    this.#error.hidden = false;
   }
 }
+
+export default { render: rendered((model, el) => new Strip(model, el)) };
