@@ -208,7 +208,8 @@ class TokenStrip:
 
     def _style(self, shade: int) -> str:
         background = _shades(self._colours.scale == "diverging", 0)[shade]
-        return f"background-color:{background};color:{text_on(background)}"
+        # Both are ours, so a system that forces its own colours may leave them: they are the score.
+        return f"background-color:{background};color:{text_on(background)};forced-color-adjust:none"
 
     def _legend(self) -> str:
         """The colours in a row, with the values at their ends; for the eye only."""
