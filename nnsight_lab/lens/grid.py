@@ -24,6 +24,9 @@ _TABLE = (
     "font-family:var(--jp-code-font-family,monospace);color:var(--jp-content-font-color1,inherit)"
 )
 _CELL = "padding:1px 4px;text-align:left"
+#: Laid over the page's own colour, at seven tenths at most, it leaves the page's text a contrast above 4.5 on
+#: light and dark. Numbers and no variable: a notebook that is not trusted loses those.
+_STRONGEST = "25,118,210"
 
 
 class Cell(NamedTuple):
@@ -74,9 +77,9 @@ def grid(
 
 
 def _cell(cell: Cell) -> str:
-    strength = round(100 * min(1.0, max(0.0, cell.share)) * 0.7)
-    colour = f"color-mix(in srgb,var(--jp-brand-color1,#1976d2) {strength}%,transparent)"
-    return f'<td title="{escape(cell.title)}" style="{_CELL};background:{colour}">{_short(cell.text)}</td>'
+    strength = round(min(1.0, max(0.0, cell.share)) * 0.7, 2)
+    style = f"{_CELL};background-color:rgba({_STRONGEST},{strength})"
+    return f'<td title="{escape(cell.title)}" style="{style}">{_short(cell.text)}</td>'
 
 
 def _short(text: str) -> str:

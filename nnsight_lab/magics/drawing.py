@@ -67,21 +67,33 @@ def sentence(text: str) -> Drawing:
 def table(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> Drawing:
     """A small table."""
     cells = [[str(value) for value in row] for row in rows]
+    titled = any(heads)
     widths = [max(len(line[column]) for line in [heads, *cells]) for column in range(len(heads))]
     text = "\n".join(
         "  ".join(value.ljust(width) for value, width in zip(line, widths, strict=True)).rstrip()
         for line in [list(heads), *cells]
     )
     head = "".join(
-        f'<th scope="col" style="{_CELL_STYLE};{_BORDER_STYLE}">{html.escape(value)}</th>' for value in heads
+        f'<th scope="col" style="{_CELL_STYLE};{_BORDER_STYLE}">{html.escape(value)}</th>'
+        if value
+        else f'<td style="{_CELL_STYLE};{_BORDER_STYLE}"></td>'  # a heading that says nothing heads nothing
+        for value in heads
     )
     body = "".join(
-        "<tr>" + "".join(f'<td style="{_CELL_STYLE}">{html.escape(value)}</td>' for value in row) + "</tr>"
+        "<tr>"
+        + "".join(_cell(value, heading=not titled and not column) for column, value in enumerate(row))
+        + "</tr>"
         for row in cells
     )
-    # Without a heading there is no line above the first row.
-    top = f"<thead><tr>{head}</tr></thead>" if any(heads) else ""
+    # Without a heading there is no line above the first row, and each row begins with what it is about.
+    top = f"<thead><tr>{head}</tr></thead>" if titled else ""
     return Drawing(f"<table>{top}<tbody>{body}</tbody></table>", text)
+
+
+def _cell(text: str, *, heading: bool) -> str:
+    if heading:
+        return f'<th scope="row" style="{_CELL_STYLE};font-weight:inherit">{html.escape(text)}</th>'
+    return f'<td style="{_CELL_STYLE}">{html.escape(text)}</td>'
 
 
 class Canvas:

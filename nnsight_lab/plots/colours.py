@@ -1,9 +1,8 @@
-"""Colours that the colour-blind can tell apart, and the range of values that they span.
+"""The range of values that a figure's colours span.
 
-The scales are viridis (sequential) and ColorBrewer's RdBu (diverging), both of which stay apart in all common
-kinds of colour blindness. A diverging scale is symmetric about zero, or its middle would lie. Residual
-streams have a few values hundreds of times larger than all others; a range that spans them shows nothing
-else, so then it spans most of the values, and the figure says how many lie outside.
+The colours themselves are `nnsight_lab.lens.palette`'s. A diverging scale is symmetric about zero, or its
+middle would lie. Residual streams have a few values hundreds of times larger than all others; a range that
+spans them shows nothing else, so then it spans most of the values, and the figure says how many lie outside.
 """
 
 from __future__ import annotations
@@ -16,17 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nnsight_lab.errors import PlotRefused
-
-#: Nine steps of viridis (matplotlib, CC0).
-VIRIDIS: Final = (
-    "#440154", "#472d7b", "#3b528b", "#2c728e", "#21918c", "#28ae80", "#5ec962", "#addc30", "#fde725",
-)  # fmt: skip
-#: ColorBrewer's RdBu, blue for what is below zero.
-BLUE_RED: Final = (
-    "#053061", "#2166ac", "#4393c3", "#92c5de", "#f7f7f7", "#f4a582", "#d6604d", "#b2182b", "#67001f",
-)  # fmt: skip
-#: Okabe and Ito's colours for lines, without black and yellow, which one of the two backgrounds swallows.
-LINES: Final = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+from nnsight_lab.lens.palette import DIVERGING, SEQUENTIAL, colour_at
 
 SCALES: Final = ("auto", "sequential", "diverging", "log")
 #: The part of the values, at each end, that a robust range leaves out.
@@ -136,51 +125,17 @@ def _range(finite: npt.NDArray[np.float64], scale: str, robust: bool | None) -> 
 
 def _colours(scale: str, low: float, high: float) -> tuple[tuple[float, str], ...]:
     if scale == "diverging":
-        return _even(BLUE_RED)
+        return _even(DIVERGING)
     if scale == "sequential":
-        return _even(VIRIDIS)
+        return _even(SEQUENTIAL)
     stops = np.geomspace(low, high, _STOPS + 1)
     found = [
-        (min(max((float(stop) - low) / (high - low), 0.0), 1.0), colour_at(VIRIDIS, number / _STOPS))
+        (min(max((float(stop) - low) / (high - low), 0.0), 1.0), colour_at(SEQUENTIAL, number / _STOPS))
         for number, stop in enumerate(stops)
     ]
-    found[0], found[-1] = (0.0, VIRIDIS[0]), (1.0, VIRIDIS[-1])
+    found[0], found[-1] = (0.0, SEQUENTIAL[0]), (1.0, SEQUENTIAL[-1])
     return tuple(found)
 
 
 def _even(colours: tuple[str, ...]) -> tuple[tuple[float, str], ...]:
     return tuple((number / (len(colours) - 1), colour) for number, colour in enumerate(colours))
-
-
-def colour_at(colours: tuple[str, ...], position: float) -> str:
-    """The colour ``#rrggbb`` at a position from 0 to 1 along evenly spaced ones."""
-    place = min(max(position, 0.0), 1.0) * (len(colours) - 1)
-    first = min(int(place), len(colours) - 2)
-    part = place - first
-    one, other = channels(colours[first]), channels(colours[first + 1])
-    return "#" + "".join(f"{round(a + (b - a) * part):02x}" for a, b in zip(one, other, strict=True))
-
-
-def channels(colour: str) -> tuple[int, int, int]:
-    """Red, green and blue of ``#rrggbb``."""
-    return int(colour[1:3], 16), int(colour[3:5], 16), int(colour[5:7], 16)
-
-
-def luminance(colour: str) -> float:
-    """Relative luminance, as WCAG 2 defines it."""
-    red, green, blue = (
-        value / 12.92 if value <= 0.04045 else ((value + 0.055) / 1.055) ** 2.4
-        for value in (channel / 255 for channel in channels(colour))
-    )
-    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
-
-
-def contrast(one: str, other: str) -> float:
-    """The contrast of two colours, from 1 to 21, as WCAG 2 defines it; text needs 4.5."""
-    lighter, darker = sorted((luminance(one), luminance(other)), reverse=True)
-    return (lighter + 0.05) / (darker + 0.05)
-
-
-def text_on(colour: str) -> str:
-    """Black or white, whichever is read better on a colour: one of them always has a contrast above 4.5."""
-    return max(("#000000", "#ffffff"), key=lambda text: contrast(text, colour))

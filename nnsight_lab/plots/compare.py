@@ -16,9 +16,10 @@ import plotly.graph_objects as go
 import torch
 
 from nnsight_lab.errors import PlotRefused
+from nnsight_lab.lens.palette import LINES
 from nnsight_lab.plots.axes import escaped
 from nnsight_lab.plots.blocks import blocks_of, cells_of
-from nnsight_lab.plots.colours import LINES, colouring
+from nnsight_lab.plots.colours import colouring
 from nnsight_lab.plots.figure import finished, gaps_note
 from nnsight_lab.plots.heatmap import Sides, fitting_height, heat, literal
 from nnsight_lab.plots.still import Figure

@@ -9,9 +9,9 @@ import numpy as np
 import plotly.graph_objects as go
 
 from nnsight_lab.errors import PlotRefused
+from nnsight_lab.lens.palette import LINES, SEQUENTIAL, colour_at
 from nnsight_lab.plots.axes import escaped
 from nnsight_lab.plots.blocks import cells_of
-from nnsight_lab.plots.colours import LINES, VIRIDIS, colour_at
 from nnsight_lab.plots.figure import finished, gaps_note
 from nnsight_lab.plots.heatmap import MAX_EXACT, Sides, literal
 from nnsight_lab.plots.still import Figure
@@ -127,6 +127,6 @@ def styled(line: int, count: int, *, ordered: bool) -> dict[str, Any]:
     """A line's colour and dash: along viridis where the lines are a sequence, apart where they are not."""
     if ordered and count > 2:
         # Not up to its yellow, which a white page swallows.
-        return {"width": 1.75, "color": colour_at(VIRIDIS, 0.25 + 0.6 * line / (count - 1))}
+        return {"width": 1.75, "color": colour_at(SEQUENTIAL, 0.25 + 0.6 * line / (count - 1))}
     dash = _DASHES[line // len(LINES) % len(_DASHES)]
     return {"width": 2, "color": LINES[line % len(LINES)], "dash": dash}

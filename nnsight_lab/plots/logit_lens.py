@@ -15,9 +15,10 @@ import numpy.typing as npt
 import plotly.graph_objects as go
 
 from nnsight_lab.errors import PlotRefused
+from nnsight_lab.lens.palette import text_on
 from nnsight_lab.lens.tokens import shortened, visible
 from nnsight_lab.plots.axes import Axis, escaped
-from nnsight_lab.plots.colours import Colouring, colouring, text_on
+from nnsight_lab.plots.colours import Colouring, colouring
 from nnsight_lab.plots.figure import finished, gaps_note
 from nnsight_lab.plots.heatmap import heat, log_bar
 from nnsight_lab.plots.still import Figure

@@ -19,9 +19,9 @@ import numpy.typing as npt
 import plotly.graph_objects as go
 import plotly.io as pio
 
+from nnsight_lab.lens.palette import channels
 from nnsight_lab.lens.png import png
 from nnsight_lab.plots.blocks import blocks_of
-from nnsight_lab.plots.colours import channels
 
 #: Cells of a picture, words of a table, points of a line.
 _MAX_PIXELS: Final = 60_000

@@ -10,8 +10,8 @@ import numpy.typing as npt
 import plotly.graph_objects as go
 
 from nnsight_lab.errors import PlotRefused
+from nnsight_lab.lens.palette import channels
 from nnsight_lab.plots.axes import escaped
-from nnsight_lab.plots.colours import channels
 from nnsight_lab.plots.figure import finished, gaps_note
 from nnsight_lab.plots.heatmap import literal
 from nnsight_lab.plots.lines import MAX_LINES, styled

@@ -12,7 +12,7 @@ from typing import Final
 import plotly.graph_objects as go
 
 from nnsight_lab.errors import PlotRefused, nearest
-from nnsight_lab.plots.colours import LINES, VIRIDIS
+from nnsight_lab.lens.palette import LINES, SEQUENTIAL
 
 #: Text, and lines that stay in the background.
 _INKS: Final = {
@@ -50,7 +50,7 @@ def template(theme: str = "auto") -> go.layout.Template:
         "title": {"standoff": 8},
     }
     colorbar = {"outlinewidth": 0, "thickness": 12, "ticks": "outside", "ticklen": 3, "tickcolor": faint}
-    heatmap = go.Heatmap(colorscale=list(VIRIDIS), colorbar=colorbar)
+    heatmap = go.Heatmap(colorscale=list(SEQUENTIAL), colorbar=colorbar)
     layout = go.Layout(
         paper_bgcolor="rgba(0,0,0,0)",
         plot_bgcolor="rgba(0,0,0,0)",

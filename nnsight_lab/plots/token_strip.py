@@ -18,8 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from nnsight_lab.errors import PlotRefused
+from nnsight_lab.lens.palette import AMOUNT, AMOUNT_DARK, DIVERGING, DIVERGING_DARK, colour_at, text_on
 from nnsight_lab.lens.tokens import as_html, shortened, visible
-from nnsight_lab.plots.colours import BLUE_RED, Colouring, colour_at, colouring, text_on
+from nnsight_lab.plots.colours import Colouring, colouring
 from nnsight_lab.plots.theme import MONOSPACE
 from nnsight_lab.plots.values import matrix_of
 from nnsight_lab.saves.store import SavesStore
@@ -32,16 +33,9 @@ MAX_CELLS: Final = 4_000
 _SHADES: Final = 33
 _PRINTED: Final = 24
 
-#: From nothing to much, on a light and on a dark page; the first is ColorBrewer's Blues.
-_MUCH: Final = (
-    ("#f7fbff", "#deebf7", "#c6dbef", "#9ecae1", "#6baed6", "#4292c6", "#2171b5", "#08519c", "#08306b"),
-    ("#232323", "#16304f", "#1a4478", "#2159a0", "#3573b9", "#5590cc", "#7fb0df", "#b0d0ee", "#e3f0fb"),
-)
-#: From blue below zero to red above it.
-_BOTH: Final = (
-    BLUE_RED,
-    ("#9fd0ea", "#5aa5d1", "#2f79b5", "#1f4a75", "#2b2b2b", "#70222b", "#b8303c", "#dd6f58", "#f7b394"),
-)
+#: On a light and on a dark page: from nothing to much, and from below zero to above it.
+_MUCH: Final = (AMOUNT, AMOUNT_DARK)
+_BOTH: Final = (DIVERGING, DIVERGING_DARK)
 _CSS: Final = """
 .lab-strip{font:13px/1.35 %(font)s;color:var(--jp-ui-font-color1,inherit);padding-bottom:2em;direction:ltr}
 .lab-strip [tabindex]{position:relative}
@@ -215,7 +209,8 @@ class TokenStrip:
 
     def _style(self, shade: int) -> str:
         background = _shades(self.colours.scale == "diverging", 0)[shade]
-        return f"background-color:{background};color:{text_on(background)}"
+        # Both are ours, so a system that forces its own colours may leave them: they are the score.
+        return f"background-color:{background};color:{text_on(background)};forced-color-adjust:none"
 
     def _legend(self) -> str:
         """The colours in a row, with the values at their ends; for the eye only."""

@@ -201,7 +201,7 @@ class Heatmap(Positioned):
         self._labels[axis] = [*texts, *[""] * (len(values) - len(texts))]
         now = {
             "shape": list(source.shape),
-            "size": shown(source.nbytes),
+            "size": shown_bytes(source.nbytes),
             "labelled": [axis == 0, axis == 1],
             "places": [first if axis == 0 else None, first if axis == 1 else None],
             "sequence": sequence_key(token_ids),

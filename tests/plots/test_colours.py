@@ -2,29 +2,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from nnsight_lab.errors import PlotRefused
-from nnsight_lab.plots.colours import VIRIDIS, channels, colouring, contrast, luminance, text_on
-
-COLOURS = st.tuples(*[st.integers(0, 255)] * 3).map(lambda c: "#" + bytes(c).hex())
-
-
-@given(COLOURS)
-def test_text_is_readable_on_any_colour(colour: str) -> None:
-    assert contrast(text_on(colour), colour) >= 4.5  # WCAG 2, level AA
-
-
-def test_contrast_is_that_of_wcag() -> None:
-    assert contrast("#000000", "#ffffff") == pytest.approx(21)
-    assert contrast("#777777", "#ffffff") == pytest.approx(4.48, abs=0.01)
-    assert channels("#0a0b0c") == (10, 11, 12)
-
-
-def test_the_sequential_scale_only_grows_lighter() -> None:
-    steps = [luminance(colour) for colour in VIRIDIS]
-    assert steps == sorted(steps)
+from nnsight_lab.lens.palette import channels
+from nnsight_lab.plots.colours import colouring
 
 
 def test_values_on_both_sides_of_zero_have_a_symmetric_range() -> None:

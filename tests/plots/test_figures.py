@@ -12,8 +12,8 @@ import torch
 
 import nnsight_lab as lab
 from nnsight_lab.errors import PlotRefused
+from nnsight_lab.lens.palette import contrast
 from nnsight_lab.plots import compare, heatmap, lines, logit_lens, sweep
-from nnsight_lab.plots.colours import contrast
 from nnsight_lab.plots.figure import MAX_BYTES
 from nnsight_lab.plots.theme import ink
 from tests.plots.fakes import fake_lens

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import nnsight_lab as lab
 from nnsight_lab.errors import PlotRefused
-from nnsight_lab.plots.colours import contrast
+from nnsight_lab.lens.palette import contrast
 from nnsight_lab.plots.token_strip import _shades, token_strip
 
 

@@ -136,7 +136,8 @@ def test_a_cell_that_runs_again_has_one_line_and_keeps_no_older_widget(page: Any
     for _ in range(3):
         page.evaluate(
             "() => { const notebook = jupyterapp.shell.currentWidget.content;"
-            "notebook.activeCellIndex = notebook.widgets.findLastIndex(one => one.model.sharedModel.source.startsWith('%%trace'));"
+            "notebook.activeCellIndex = notebook.widgets.findLastIndex("
+            "one => one.model.sharedModel.source.startsWith('%%trace'));"
             "return jupyterapp.commands.execute('notebook:run-cell'); }"
         )
         book.finish(30)

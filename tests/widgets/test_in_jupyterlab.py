@@ -76,7 +76,7 @@ class View:
     def slice(self) -> str:
         """The expression of what is in sight."""
         self.root.locator(".nnl-readout").evaluate("element => element.textContent = ''")
-        self.root.get_by_role("button", name="Copy the expression").click()
+        self.root.get_by_role("button", name="Copy slice").click()
         wait_until(lambda: "[" in self.text("readout"), 5, "an expression")
         return self.text("readout").removeprefix("Copied ")
 

@@ -222,8 +222,8 @@ class Heatmap {
     bar.append(
       button('−', 'Zoom out', () => stage.zoom(1 / 1.5)),
       button('+', 'Zoom in', () => stage.zoom(1.5)),
-      button('Fit', 'Show all of it', () => stage.fit()),
-      button('Copy slice', 'Copy the expression of what is in sight', async () => {
+      button('Fit', 'Fit: show all of it', () => stage.fit()),
+      button('Copy slice', 'Copy slice: the expression of what is in sight', async () => {
         const expression = this.#expression();
         const done = await copy(expression);
         this.#announce(done ? `Copied ${expression}` : expression);

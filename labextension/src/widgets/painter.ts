@@ -1,3 +1,4 @@
+import type { Inks } from './theme';
 import type { Viewport } from './viewport';
 
 /** How the kernel is asked to see the tensor. */
@@ -8,14 +9,10 @@ export interface Settings {
   clip: string | [number, number];
 }
 
-export interface Geometry {
+export interface Geometry extends Inks {
   view: Viewport;
   /** A small picture that stands in until something better comes. */
   poster: HTMLImageElement | null;
-  /** The page's colours. */
-  text: string;
-  faint: string;
-  accent: string;
 }
 
 /** What an answer said beside its picture. */

@@ -255,7 +255,7 @@ export class Pane {
   }
 
   #text(number: number, turn: number): void {
-    const text = element('pre', { class: 'nnl-text', tabindex: '0', 'aria-label': 'Value' }, '…');
+    const text = element('pre', { class: 'nnl-text', tabindex: '0', role: 'group', 'aria-label': 'Value' }, '…');
     this.root.append(text);
     this.conversation
       .ask(kinds.TEXT, { number }, ({ content }) => {

@@ -3,6 +3,7 @@ import type { Conversation } from './conversation';
 import type { Disposer } from './disposer';
 import { element } from './dom';
 import type { Geometry, Painter, Settings } from './painter';
+import { inks } from './theme';
 import { type Cell, Viewport } from './viewport';
 
 const ZOOM = 1.5;
@@ -109,15 +110,7 @@ export class Stage {
   }
 
   #geometry(): Geometry {
-    const style = getComputedStyle(this.canvas);
-    const named = (name: string) => style.getPropertyValue(name).trim() || style.color;
-    return {
-      view: this.view,
-      poster: this.poster,
-      text: named('--nnl-text'),
-      faint: named('--nnl-faint'),
-      accent: named('--nnl-accent')
-    };
+    return { view: this.view, poster: this.poster, ...inks(this.canvas) };
   }
 
   #draw(): void {

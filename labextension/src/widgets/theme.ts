@@ -6,6 +6,30 @@ export function isDark(element: HTMLElement): boolean {
   return 0.299 * parts[0]! + 0.587 * parts[1]! + 0.114 * parts[2]! > 140;
 }
 
+/** What is drawn on a canvas in. */
+export interface Inks {
+  text: string;
+  faint: string;
+  accent: string;
+}
+
+/**
+ * The page's colours as a canvas takes them. Where the system forces its own, a variable holds a word such as
+ * `CanvasText`, which a canvas takes for black whatever the page is; an element inside it knows better.
+ */
+export function inks(canvas: HTMLCanvasElement): Inks {
+  let probe = canvas.querySelector<HTMLElement>(':scope > i');
+  if (!probe) {
+    probe = document.createElement('i');
+    canvas.append(probe);
+  }
+  const named = (name: string) => {
+    probe.style.color = `var(--nnl-${name})`;
+    return getComputedStyle(probe).color;
+  };
+  return { text: named('text'), faint: named('faint'), accent: named('accent') };
+}
+
 /** Call back when the page changed its theme. */
 export function onTheme(changed: () => void, disposer: Disposer): void {
   const observer = new MutationObserver(() => requestAnimationFrame(changed));
