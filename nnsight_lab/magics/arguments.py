@@ -19,6 +19,7 @@ from nnsight_lab.errors import CellUsageError, nearest
 _OPTION = re.compile(r"([A-Za-z_]\w*)=(?!=)(.*)", re.DOTALL)
 _FLAG = re.compile(r"--?[A-Za-z]")
 _VARIABLE = re.compile(r"\$([A-Za-z_][\w.]*)")
+_PLACES = re.compile(r"\$([A-Za-z_]\w*)|\{([^{}]*)\}")
 #: What people coming from a shell or from JSON write; as a string, `false` would be true.
 _CONSTANTS = {"true": "True", "false": "False", "none": "None", "null": "None"}
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
@@ -120,9 +121,25 @@ def expression(word: str) -> str:
 def text_expression(word: str) -> str:
     """A word that is a name, as Python source: `3` is the name "3", `$name` a variable."""
     source = expression(word)
+    if source == repr(word):
+        source = _filled(word)
     if not _is_literal(source) or isinstance(ast.literal_eval(source), str):
         return source
     return repr(word)
+
+
+def _filled(word: str) -> str:
+    """A text with variables in it, as in `$folder/run` and `{folder}/run-{number}`, as Python source."""
+    parts = _PLACES.split(word)
+    filled = []
+    for text, variable, braces in zip(parts[::3], [*parts[1::3], None], [*parts[2::3], None], strict=True):
+        filled.append(text.replace("{", "{{").replace("}", "}}"))
+        if variable or (braces and _is_expression(braces)):
+            filled.append(f"{{{(variable or braces).strip()}}}")
+        elif braces is not None:
+            filled.append(f"{{{{{braces}}}}}")
+    source = f"f{''.join(filled)!r}"
+    return source if _PLACES.search(word) and _is_expression(source) else repr(word)
 
 
 def evaluate(source: str, namespace: dict[str, Any]) -> Any:

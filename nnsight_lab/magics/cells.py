@@ -61,6 +61,7 @@ class Cells:
         # By thread: a cell that ends in a subshell must not end the view of the main shell's cell.
         self._views: dict[int, TokenView] = {}
         self._estimating: dict[int, Any] = {}
+        self._hints: dict[int, list[str]] = {}
 
     def trace(
         self, *prompts: Any, engine: str | Engine | None = None, show: bool = True, **options: Any
@@ -88,7 +89,7 @@ class Cells:
         if show and "watch" not in options:
             self.finish()
             options["watch"] = self._views[threading.get_ident()] = TokenView()
-        return chosen.trace(*prompts, **options)
+        return self._heard(chosen.trace(*prompts, **options))
 
     def edit(self, *name: str, engine: str | Engine | None = None, show: bool = True, **options: Any) -> Any:
         """Leaves the block on the engine, for every request that asks for it.
@@ -103,7 +104,7 @@ class Cells:
             The engine's context manager, to be entered by the cell itself.
         """
         __tracebackhide__ = True
-        return _chosen(engine).edit(*name, **options)
+        return self._heard(_chosen(engine).edit(*name, **options))
 
     def timed(self) -> Wrapping[None]:
         """What `%%time` above a cell form stands for; the time is printed also when the block fails."""
@@ -115,8 +116,13 @@ class Cells:
         """What `%%capture` above a cell form stands for."""
         return Wrapping(capture_output(stdout, stderr, display))
 
+    def _heard(self, tracer: Any) -> Any:
+        """The tracer, whose hints are shown when the cell ends."""
+        tracer.hint = self._hints.setdefault(threading.get_ident(), []).append
+        return tracer
+
     def finish(self) -> None:
-        """Draws the last state of the last view, or the estimate asked for.
+        """Draws the last state of the last view, or the estimate asked for; then hints.
 
         Called after every cell, for those that were interrupted.
         """
@@ -127,6 +133,8 @@ class Cells:
         estimate = getattr(tracer, "estimate", None)
         if estimate is not None:
             draw(sentence(str(estimate)))
+        for hint in self._hints.pop(threading.get_ident(), ()):
+            draw(sentence(hint))
 
 
 def _chosen(engine: str | Engine | None) -> Engine:
