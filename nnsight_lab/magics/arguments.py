@@ -74,7 +74,7 @@ def read_arguments(line: str, *, form: str, flags: Sequence[str] = ()) -> Argume
 
 
 def split_words(line: str, *, form: str = "") -> list[str]:
-    """Splits at spaces outside quotes and brackets, and drops commas behind words."""
+    """Splits at spaces outside quotes and brackets, up to a comment, and drops commas behind words."""
     words: list[str] = []
     word, quote, open_brackets = "", "", ""
     escaped = False
@@ -90,6 +90,8 @@ def split_words(line: str, *, form: str = "") -> list[str]:
         elif char.isspace() and not open_brackets:
             words.append(word)
             word = ""
+        elif char == "#" and not word:
+            break
         else:
             word += char
             if char in "\"'":
@@ -134,8 +136,9 @@ def _filled(word: str) -> str:
     filled = []
     for text, variable, braces in zip(parts[::3], [*parts[1::3], None], [*parts[2::3], None], strict=True):
         filled.append(text.replace("{", "{{").replace("}", "}}"))
-        if variable or (braces and _is_expression(braces)):
-            filled.append(f"{{{(variable or braces).strip()}}}")
+        inside = variable or braces or ""
+        if variable or _is_expression(inside):
+            filled.append(f"{{{inside.strip()}}}")
         elif braces is not None:
             filled.append(f"{{{{{braces}}}}}")
     source = f"f{''.join(filled)!r}"

@@ -31,6 +31,12 @@ def test_values_are_literals_else_variables_else_strings(word: str, source: str)
     assert expression(word) == source
 
 
+def test_a_comment_ends_a_line() -> None:
+    assert split_words("write run/first  # and its labels, 'it") == ["write", "run/first"]
+    assert split_words("# all of it is one") == []
+    assert split_words("write run#1 '# x' {'#': 1}") == ["write", "run#1", "'# x'", "{'#': 1}"]
+
+
 def test_a_name_or_path_may_have_variables_in_it() -> None:
     known = {"folder": "/tmp/x", "n": 3}
     for word, meant in {
