@@ -142,8 +142,9 @@ class Sides(NamedTuple):
         texts, ids = given_tokens(tokens, token_ids)
         given = texts if texts is not None else ids
         square = given is not None and shape == (len(given), len(given))
-        if dims is None and square and hasattr(tokens, "patterns"):
+        if dims is None and hasattr(tokens, "patterns") and given is not None and shape[1] == len(given):
             dims = ("query", "key")
+            rows = tokens.queries if rows is None and shape[0] == len(tokens.queries) else rows
         sides: tuple[int, ...]
         if given is None:
             sides = (known.token_side,) if known.tokens is not None else ()
