@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from nnsight_lab.engine.status import StartProgress, StopReport
     from nnsight_lab.engine.stream import Stream
     from nnsight_lab.engine.tracer import EditTracer, LabTracer
+    from nnsight_lab.lens.sequence import Tokens
     from nnsight_lab.plots.token_strip import TokenStrip as StillStrip
     from nnsight_lab.runs.run import LiveRun
     from nnsight_lab.saves.saved_file import SavedFile
@@ -76,6 +77,7 @@ __all__ = [
     "stop",
     "stream",
     "token_strip",
+    "tokens",
     "trace",
     "unload_ipython_extension",
 ]
@@ -94,7 +96,7 @@ def start(
     name: str = "main",
     mode: str = "auto",
     restart: bool = False,
-    progress: Callable[[StartProgress], None] | None = None,
+    progress: Callable[[StartProgress], None] | bool | None = None,
     **options: Any,
 ) -> LocalEngine:
     """Start an engine, or return the live one of that name with the same configuration.
@@ -104,7 +106,9 @@ def start(
         name: Several engines may live side by side under different names.
         mode: ``"async"`` (streaming, in notebooks), ``"sync"`` (scripts), or ``"auto"``.
         restart: Replace a live engine of that name; its edits are put back.
-        progress: Called about five times a second with the phase of the start.
+        progress: Whether to show the phases of the start in one line that moves, as ``%engine start`` does;
+            where it is None, in a notebook and on a terminal, never in a pipe. Or a function, called about
+            five times a second with the phase.
         **options: vLLM's engine options, such as ``dtype="float32"`` or ``max_model_len=2048``.
 
     Raises:
@@ -121,11 +125,35 @@ def start(
     # Local: this module stays light; the import is watched, since it takes most of a first start.
     from nnsight_lab.engine.importing import later, load
 
-    progress = later(progress, load(progress))
-    found: LocalEngine = _manager().start(
-        model, name=name, mode=mode, restart=restart, progress=progress, **options
-    )
-    return found
+    def begin(watch: Callable[[StartProgress], None] | None) -> LocalEngine:
+        __tracebackhide__ = True
+        watch = later(watch, load(watch))
+        found: LocalEngine = _manager().start(
+            model, name=name, mode=mode, restart=restart, progress=watch, **options
+        )
+        return found
+
+    return _watched(f"engine {name}", str(model), progress, begin)
+
+
+def _watched(
+    head: str,
+    model: str,
+    progress: Callable[[StartProgress], None] | bool | None,
+    begin: Callable[[Callable[[StartProgress], None] | None], LocalEngine],
+) -> LocalEngine:
+    """What ``begin`` starts, with its phases shown to whoever watches."""
+    __tracebackhide__ = True
+    if progress is not None and not isinstance(progress, bool):
+        return begin(progress)
+    if progress is False:
+        return begin(None)
+    from nnsight_lab.magics.start_line import StartLine, watched  # IPython
+
+    if progress is None and not watched():
+        return begin(None)
+    line = StartLine(head, model)
+    return line.around(lambda: begin(line.progress))  # type: ignore[return-value]
 
 
 def get_engine(name: str | None = None) -> LocalEngine:
@@ -146,11 +174,16 @@ def engines() -> dict[str, LocalEngine]:
     return found
 
 
-def restart(name: str | None = None, progress: Callable[[StartProgress], None] | None = None) -> LocalEngine:
-    """Start an engine again, dead or alive, with its configuration and its edits."""
+def restart(
+    name: str | None = None, progress: Callable[[StartProgress], None] | bool | None = None
+) -> LocalEngine:
+    """Start an engine again, dead or alive, with its configuration and its edits.
+
+    ``progress`` is as for `start`.
+    """
     __tracebackhide__ = True
-    found: LocalEngine = _manager().restart(name, progress)
-    return found
+    known: LocalEngine = _manager().engine(name)
+    return _watched(f"engine {known.name}", "", progress, lambda watch: _manager().restart(known.name, watch))
 
 
 def stop(name: str | None = None) -> StopReport:
@@ -304,11 +337,25 @@ async def aattention(*prompts: Any, engine: str | None = None, **options: Any) -
         return await _manager().engine(engine).aattention(*prompts, **shown)
 
 
-def token_strip(tokens: Sequence[str], scores: Any, **options: Any) -> TokenStrip | StillStrip:
+def tokens(what: Any, engine: str | None = None) -> Tokens:
+    """The tokens of a text, by the current engine's tokenizer: their texts, with their ids as ``.ids``.
+
+    ``lab.tokens("Paris is")``; also of token ids, of a trace or a request's output (its prompt), of a
+    completion (``output.outputs[0]``, what was generated), and of a saved value's label. Plots and
+    `token_strip` take them as ``tokens=``.
+    """
+    __tracebackhide__ = True
+    found = get_engine(engine)
+    from nnsight_lab.lens.sequence import tokens_of  # torch
+
+    return tokens_of(found.tokenizer, what)
+
+
+def token_strip(tokens: Any, scores: Any, **options: Any) -> TokenStrip | StillStrip:
     """Tokens with scores as colours behind them; see `nnsight_lab.plots.token_strip.token_strip`.
 
-    ``strip = lab.token_strip(texts, scores, token_ids=ids)``; scores are ``[token]``, or ``[row, token]`` for
-    a row per layer or head. A click or Enter on a token chooses that position in every view of the same
+    ``strip = lab.token_strip(lab.tokens(tracer), scores)``, or with texts, ``token_ids=ids``; scores are
+    ``[token]``, or ``[row, token]`` for a row per layer or head. A click or Enter on a token chooses that position in every view of the same
     tokens; ``strip.position`` is the choice, and setting it chooses.
 
     Returns:

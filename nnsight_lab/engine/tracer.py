@@ -14,6 +14,7 @@ from __future__ import annotations
 import ast
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from types import CodeType, FrameType
@@ -29,6 +30,7 @@ from nnsight.tracing.util import Scope, push
 from nnsight_lab.blocks.block import Block
 from nnsight_lab.blocks.sources import keep_current
 from nnsight_lab.blocks.stubs import block_tracer
+from nnsight_lab.blocks.unkept import unkept
 from nnsight_lab.engine.call import Call, Progress
 from nnsight_lab.engine.edits import Edit, EditVersion
 from nnsight_lab.engine.feed import Feed, View, one_request
@@ -69,11 +71,16 @@ class LabInvoker(WholeFile, Invoker):
 
 
 class _LabTracer(WholeFile, VLLMTracer):
-    """What a trace and an edit share: they travel as a bare tracer of the worker's model."""
+    """What a trace and an edit share: they travel as a bare tracer of the worker's model.
+
+    Attributes:
+        hint: Told what the block seems to save and does not; a warning where it is None.
+    """
 
     def __init__(self, engine: EngineService, backend: Callable[[Any], None]) -> None:
         super().__init__(engine.model, "__call__", backend=backend)
         self.engine = engine
+        self.hint: Callable[[str], object] | None = None
 
     def __reduce__(self) -> Any:
         # A block that says `tracer.all()` needs a tracer there, not this one with its prompts.
@@ -83,6 +90,13 @@ class _LabTracer(WholeFile, VLLMTracer):
         saved = _saves()
         presaved = frozenset(name for name, value in lcls.items() if id(value) in saved)
         return Block.capture(node, code.co_filename, glbls, lcls, presaved)  # type: ignore[arg-type]
+
+    def _say_unkept(self, frame: FrameType, kept: Sequence[str] = ()) -> None:
+        for line in unkept(self.node.body, kept):
+            if self.hint is not None:
+                self.hint(line)
+            else:  # at the block's own line, however deep in a loop of tasks this runs
+                warnings.warn_explicit(line, UserWarning, frame.f_code.co_filename, self.node.lineno)
 
 
 class Invokes:
@@ -351,6 +365,8 @@ class LabTracer(_LabTracer):
             _bind(frame, values)
         self._forget()
         self.engine.raise_errors(call, self.outputs)
+        if frame is not None:
+            self._say_unkept(frame, self.names)
 
     def _values(self) -> dict[str, Any]:
         """What to bind: a value, or a list of them where several requests or sequences saved it."""
@@ -459,3 +475,4 @@ class EditTracer(_LabTracer):
         block = self._block(self.node, code, frame.f_globals, frame.f_locals)
         self._source = block.text
         self._version = self.engine.version_of(self.edit.name, block)
+        self._say_unkept(frame)

@@ -19,6 +19,7 @@ from nnsight_lab.errors import CellUsageError, nearest
 _OPTION = re.compile(r"([A-Za-z_]\w*)=(?!=)(.*)", re.DOTALL)
 _FLAG = re.compile(r"--?[A-Za-z]")
 _VARIABLE = re.compile(r"\$([A-Za-z_][\w.]*)")
+_PLACES = re.compile(r"\$([A-Za-z_]\w*)|\{([^{}]*)\}")
 #: What people coming from a shell or from JSON write; as a string, `false` would be true.
 _CONSTANTS = {"true": "True", "false": "False", "none": "None", "null": "None"}
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
@@ -73,7 +74,7 @@ def read_arguments(line: str, *, form: str, flags: Sequence[str] = ()) -> Argume
 
 
 def split_words(line: str, *, form: str = "") -> list[str]:
-    """Splits at spaces outside quotes and brackets, and drops commas behind words."""
+    """Splits at spaces outside quotes and brackets, up to a comment, and drops commas behind words."""
     words: list[str] = []
     word, quote, open_brackets = "", "", ""
     escaped = False
@@ -89,6 +90,8 @@ def split_words(line: str, *, form: str = "") -> list[str]:
         elif char.isspace() and not open_brackets:
             words.append(word)
             word = ""
+        elif char == "#" and not word:
+            break
         else:
             word += char
             if char in "\"'":
@@ -120,9 +123,26 @@ def expression(word: str) -> str:
 def text_expression(word: str) -> str:
     """A word that is a name, as Python source: `3` is the name "3", `$name` a variable."""
     source = expression(word)
+    if source == repr(word):
+        source = _filled(word)
     if not _is_literal(source) or isinstance(ast.literal_eval(source), str):
         return source
     return repr(word)
+
+
+def _filled(word: str) -> str:
+    """A text with variables in it, as in `$folder/run` and `{folder}/run-{number}`, as Python source."""
+    parts = _PLACES.split(word)
+    filled = []
+    for text, variable, braces in zip(parts[::3], [*parts[1::3], None], [*parts[2::3], None], strict=True):
+        filled.append(text.replace("{", "{{").replace("}", "}}"))
+        inside = variable or braces or ""
+        if variable or _is_expression(inside):
+            filled.append(f"{{{inside.strip()}}}")
+        elif braces is not None:
+            filled.append(f"{{{{{braces}}}}}")
+    source = f"f{''.join(filled)!r}"
+    return source if _PLACES.search(word) and _is_expression(source) else repr(word)
 
 
 def evaluate(source: str, namespace: dict[str, Any]) -> Any:

@@ -67,6 +67,7 @@ class Cells:
         self._estimating: dict[int, Any] = {}
         self._traced: dict[int, tuple[Engine, Any]] = {}
         self._captured: set[int] = set()
+        self._hints: dict[int, list[str]] = {}
 
     def trace(
         self, *prompts: Any, engine: str | Engine | None = None, show: bool | str = True, **options: Any
@@ -99,7 +100,7 @@ class Cells:
         if tokens and "watch" not in options and not options.get("live"):
             self.finish()
             options["watch"] = self._views[me] = TokenView()
-        tracer = chosen.trace(*prompts, **options)
+        tracer = self._heard(chosen.trace(*prompts, **options))
         if self.saved.on if saves is None else saves:
             self._traced[me] = (chosen, tracer)
             self.saved.warm()
@@ -118,7 +119,7 @@ class Cells:
             The engine's context manager, to be entered by the cell itself.
         """
         __tracebackhide__ = True
-        return _chosen(engine).edit(*name, **options)
+        return self._heard(_chosen(engine).edit(*name, **options))
 
     def timed(self) -> Wrapping[None]:
         """What `%%time` above a cell form stands for; the time is printed also when the block fails."""
@@ -132,8 +133,13 @@ class Cells:
             self._captured.add(threading.get_ident())
         return Wrapping(capture_output(stdout, stderr, display))
 
+    def _heard(self, tracer: Any) -> Any:
+        """The tracer, whose hints are shown when the cell ends."""
+        tracer.hint = self._hints.setdefault(threading.get_ident(), []).append
+        return tracer
+
     def finish(self) -> None:
-        """Draws the last state of the last view, or the estimate asked for.
+        """Draws the last state of the last view, or the estimate asked for; then hints.
 
         Called after every cell, for those that were interrupted.
         """
@@ -145,6 +151,8 @@ class Cells:
         estimate = getattr(tracer, "estimate", None)
         if estimate is not None:
             draw(sentence(str(estimate)))
+        for hint in self._hints.pop(threading.get_ident(), ()):
+            draw(sentence(hint))
 
     def show_saved(self) -> None:
         """Shows what the cell that has ended saved, unless its outputs were captured."""

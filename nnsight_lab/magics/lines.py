@@ -7,15 +7,11 @@ interrupted by its user. Errors of the engine are plain lines already, and pass 
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from typing import Any
 
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic import no_var_expand
 
-from nnsight_lab.engine.status import duration
-from nnsight_lab.errors import EngineMismatch
 from nnsight_lab.magics.arguments import evaluate
 from nnsight_lab.magics.commands import (
     ENGINE_FORMS,
@@ -29,13 +25,11 @@ from nnsight_lab.magics.commands import (
     read_engine,
     read_saves,
 )
-from nnsight_lab.magics.contract import Engine, StartProgress, chosen_engine, lab
-from nnsight_lab.magics.drawing import Canvas, Drawing, sentence, show, table
+from nnsight_lab.magics.contract import Engine, chosen_engine, lab
+from nnsight_lab.magics.drawing import Drawing, sentence, show, table
 from nnsight_lab.magics.looking import CellViews
 from nnsight_lab.magics.saves_line import run_saves
-
-#: As people write them.
-_DEVICES = {"cpu": "CPU", "cuda": "GPU"}
+from nnsight_lab.magics.start_line import StartLine
 
 
 class LineMagics:
@@ -176,49 +170,6 @@ class LineMagics:
 
     def _name(self, source: str | None) -> str | None:
         return None if source is None else str(evaluate(source, self._shell.user_ns))
-
-
-class StartLine:
-    """The one line of a start: the phases with their times, then what came of it."""
-
-    def __init__(self, head: str, model: str, clock: Callable[[], float] = time.monotonic) -> None:
-        self._head = head
-        self._model = f" {model}" if model else ""
-        self._clock = clock
-        self._began_s = clock()
-        self._canvas = Canvas()
-
-    def progress(self, state: StartProgress) -> None:
-        """Shows how far the start is."""
-        behind = "".join(f"{phase} {seconds:.1f} s · " for phase, seconds in state.done)
-        text = f"{self._head}:{self._model} … {behind}{state.phase} ({state.elapsed_s:.0f} s in all)"
-        self._canvas.draw(sentence(text))
-
-    def around(self, start: Callable[[], Engine]) -> Engine:
-        """Runs a start, and says what came of it; an error passes through."""
-        try:
-            engine = start()
-        except EngineMismatch:  # nothing was begun: an engine of that name runs, and the error says so
-            raise
-        except BaseException:
-            self._canvas.finish(sentence(f"{self._head}:{self._model} not started ({self._elapsed()})"))
-            raise
-        model = self._model or f" {engine.status().model}"
-        status = engine.status()
-        if engine.already_running:
-            text = (
-                f"{self._head}:{model} already running with this configuration (up {duration(status.up_s)})"
-            )
-        else:
-            kind = ", ".join(
-                part for part in (engine.mode, _DEVICES.get(status.device, status.device)) if part
-            )
-            text = f"{self._head}:{model} ready in {self._elapsed()} ({kind})"
-        self._canvas.finish(sentence(text))
-        return engine
-
-    def _elapsed(self) -> str:
-        return f"{self._clock() - self._began_s:.1f} s"
 
 
 def edits_table(engine: Engine) -> Drawing:

@@ -99,7 +99,7 @@ def compare(
     *,
     names: tuple[str, str] = ("a", "b"),
     dims: tuple[str, str] | None = None,
-    tokens: Sequence[str] | None = None,
+    tokens: Any = None,
     token_ids: Sequence[int] | None = None,
     rows: Sequence[Any] | None = None,
     columns: Sequence[Any] | None = None,
@@ -121,7 +121,7 @@ def compare(
         b: Of the same shape; of any dtype.
         names: What the two are called.
         dims: As for `heatmap`, like all else.
-        tokens: A token's text for each place of one side.
+        tokens: A token's text for each place of one side, or what has them.
         token_ids: Their ids.
         rows: What each row is called.
         columns: What each column is called.
@@ -132,7 +132,7 @@ def compare(
         aggregate: Of the differences, where there are too many to draw. Cosine and ratio are of whole rows;
             where a cell stands for several rows, their mean is drawn.
         ragged: Of rows whose lengths differ.
-        store: Where labels are looked up.
+        store: Where labels are looked up; that of their engine where it is None.
         theme: ``"auto"``, ``"light"`` or ``"dark"``.
         width: In pixels.
         height: In pixels.
@@ -190,6 +190,7 @@ def compare(
     lost = int((~np.isfinite(found.cosine)).sum())
     notes = [
         one.said() if one.said() == other.said() else f"{one.said()} and {other.said()}",
+        one.known.note if one.known.note == other.known.note else "",
         largest,
         cells.note,
         gaps_note(cells.nan, cells.infinite),
@@ -230,7 +231,7 @@ def compare(
         notes=notes,
         theme=theme,
         width=width,
-        height=height or max(fitting_height(down.cells, tokens is not None), 320),
+        height=height or max(fitting_height(down.cells, sides.tokens is not None), 320),
         **layout,
     )
 

@@ -14,6 +14,7 @@ from nnsight_lab.plots.axes import Axis, escaped
 from nnsight_lab.plots.blocks import MAX_CELLS, Cells, cells_of
 from nnsight_lab.plots.colours import Colouring, colouring
 from nnsight_lab.plots.figure import finished, gap_marks, gaps_note
+from nnsight_lab.plots.given import given_tokens
 from nnsight_lab.plots.still import Figure
 from nnsight_lab.plots.values import Matrix, matrix_of
 from nnsight_lab.saves.store import SavesStore
@@ -27,7 +28,7 @@ def heatmap(
     values: Any,
     *,
     dims: tuple[str, str] | None = None,
-    tokens: Sequence[str] | None = None,
+    tokens: Any = None,
     token_ids: Sequence[int] | None = None,
     rows: Sequence[Any] | None = None,
     columns: Sequence[Any] | None = None,
@@ -47,9 +48,11 @@ def heatmap(
 
     Args:
         values: A tensor or array ``[row, column]`` or ``[column]`` of any dtype, a list of rows (over layers
-            or steps), or labels of saved values. Of complex numbers the magnitude is drawn.
+            or steps), or labels of saved values. Of complex numbers the magnitude is drawn. Axes of a saved
+            value, given as it came home or by label, are named by its label.
         dims: What rows and columns are: ``("layer", "position")``. A ``"layer"`` axis goes upward.
-        tokens: A token's text for each place of one side: that whose length fits, the columns if both do.
+        tokens: A token's text for each place of one side: that whose length fits, the columns if both do
+            (both, of queries and keys). Or whatever has them: ``lab.tokens(…)``, a lens, an `Attention`.
         token_ids: Their ids, shown in the hover.
         rows: What each row is called: numbers or texts. Counted from zero where it is not given.
         columns: What each column is called.
@@ -63,7 +66,7 @@ def heatmap(
         aggregate: What a cell is of its block, where there are more than 250,000 values or 4,000 along a
             side: ``"mean"``, ``"max"`` or ``"absmax"``. The figure says so.
         ragged: Of rows whose lengths differ: ``"refuse"``, or ``"pad"`` them with gaps at their ends.
-        store: Where labels are looked up.
+        store: Where labels are looked up; that of their engine where it is None.
         theme: ``"auto"``, ``"light"`` or ``"dark"``: the page that the figure is on.
         width: In pixels; that of the page where it is None.
         height: In pixels.
@@ -82,7 +85,13 @@ def heatmap(
     figure.add_trace(
         heat(cells.values, down, across, colours, value_name, exact=exact, whole=matrix.whole_numbers)
     )
-    notes = [matrix.said(), cells.note, gaps_note(cells.nan, cells.infinite), colours.note]
+    notes = [
+        matrix.said(),
+        matrix.known.note,
+        cells.note,
+        gaps_note(cells.nan, cells.infinite),
+        colours.note,
+    ]
     if colours.scale == "log":
         figure.add_trace(log_bar(colours, value_name))
         below = int((cells.values <= 0).sum())
@@ -98,52 +107,67 @@ def heatmap(
         notes=notes,
         theme=theme,
         width=width,
-        height=height or fitting_height(down.cells, tokens is not None),
+        height=height or fitting_height(down.cells, sides.tokens is not None),
         xaxis=across.layout("x"),
         yaxis=down.layout("y", reverse=not upward),
     )
 
 
 class Sides(NamedTuple):
-    """What is known of a matrix's two sides."""
+    """What is known of a matrix's two sides; ``token_sides`` says which of them have the tokens."""
 
     shape: tuple[int, int]
     dims: tuple[str, str]
     labels: tuple[Sequence[Any] | None, Sequence[Any] | None]
     tokens: Sequence[str] | None
     token_ids: Sequence[int] | None
-    token_side: int
+    token_sides: tuple[int, ...]
 
     @classmethod
     def of(
         cls,
         matrix: Matrix,
         dims: tuple[str, str] | None,
-        tokens: Sequence[str] | None,
+        tokens: Any,
         token_ids: Sequence[int] | None,
         rows: Sequence[Any] | None,
         columns: Sequence[Any] | None,
         *,
         side: int | None = None,
+        unnamed: tuple[str, str] = ("row", "column"),
     ) -> Sides:
         """Find the side that tokens belong to, where it is not said, and name sides that have no name."""
         shape = (matrix.rows, matrix.columns)
-        given = tokens if tokens is not None else token_ids
+        known = matrix.known
+        texts, ids = given_tokens(tokens, token_ids)
+        given = texts if texts is not None else ids
+        square = given is not None and shape == (len(given), len(given))
+        if dims is None and hasattr(tokens, "patterns") and given is not None and shape[1] == len(given):
+            dims = ("query", "key")
+            rows = tokens.queries if rows is None and shape[0] == len(tokens.queries) else rows
+        sides: tuple[int, ...]
         if given is None:
-            side = -1
-        elif side is None:
+            sides = (known.token_side,) if known.tokens is not None else ()
+            texts, ids = known.tokens, None if known.tokens is None else known.tokens.ids
+        elif square and dims is not None and tuple(dims) == ("query", "key"):
+            sides = (0, 1)
+        elif side is not None:
+            sides = (side,)
+        else:
             fits = [number for number in (1, 0) if shape[number] == len(given)]
             if not fits:
                 raise PlotRefused(f"{len(given):,} tokens fit neither side of the values, {list(shape)}")
-            side = fits[0]
+            sides = (fits[0],)
         if dims is None:
-            named = ["row", "column"]
-            if side >= 0:
-                named[side] = "position"
+            named = [mine or other for mine, other in zip(known.dims, unnamed, strict=True)]
+            for number in sides:
+                named[number] = "position"
             dims = (named[0], named[1])
         if isinstance(dims, str) or len(dims) != 2:
             raise PlotRefused(f'dims={dims!r}: give two names, as in dims=("layer", "position")')
-        return cls(shape, (str(dims[0]), str(dims[1])), (rows, columns), tokens, token_ids, side)
+        if rows is None:
+            rows = known.rows
+        return cls(shape, (str(dims[0]), str(dims[1])), (rows, columns), texts, ids, sides)
 
     def axes(self, cells: Cells) -> tuple[Axis, Axis]:
         """The rows' and the columns' axis."""
@@ -152,8 +176,8 @@ class Sides(NamedTuple):
                 self.dims[side],
                 self.shape[side],
                 self.labels[side],
-                self.tokens if side == self.token_side else None,
-                self.token_ids if side == self.token_side else None,
+                self.tokens if side in self.token_sides else None,
+                self.token_ids if side in self.token_sides else None,
                 per_cell,
             )
             for side, per_cell in ((0, cells.rows), (1, cells.columns))

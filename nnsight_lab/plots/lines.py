@@ -29,7 +29,7 @@ def lines(
     values: Any,
     *,
     dims: tuple[str, str] | None = None,
-    tokens: Sequence[str] | None = None,
+    tokens: Any = None,
     token_ids: Sequence[int] | None = None,
     rows: Sequence[Any] | None = None,
     columns: Sequence[Any] | None = None,
@@ -48,7 +48,7 @@ def lines(
     Args:
         values: ``[line, place]`` or ``[place]``, as for `heatmap`; at most 64 lines.
         dims: What lines and places are: ``("layer", "position")``.
-        tokens: A token's text for each place.
+        tokens: A token's text for each place, or what has them, as for `heatmap`.
         token_ids: Their ids.
         rows: What each line is called.
         columns: What each place is called.
@@ -57,7 +57,7 @@ def lines(
         log: A logarithmic scale of values.
         aggregate: What a point is of its block, where there are more than 250,000 points or 4,000 in a line.
         ragged: As for `heatmap`.
-        store: Where labels are looked up.
+        store: Where labels are looked up; that of their engine where it is None.
         theme: ``"auto"``, ``"light"`` or ``"dark"``.
         width: In pixels.
         height: In pixels.
@@ -71,7 +71,7 @@ def lines(
         raise PlotRefused(
             f"{matrix.rows:,} lines cannot be told apart, at most {MAX_LINES}: draw a heatmap or choose rows"
         )
-    sides = Sides.of(matrix, dims or _dims(tokens, token_ids), tokens, token_ids, rows, columns, side=1)
+    sides = Sides.of(matrix, dims, tokens, token_ids, rows, columns, side=1, unnamed=("line", "place"))
     cells = cells_of(matrix, aggregate, by_row=False)
     down, across = sides.axes(cells)
     figure = Figure(layout={"template": None})
@@ -85,7 +85,10 @@ def lines(
     names = down.names()
     places = {("dx" if what == "d" else f"x{what}"): given for what, given in across.spaced().items()}
     for line, name in enumerate(names):
-        named = f"{escaped(down.name)} {name}" if rows is None else name.partition(": ")[2] or name
+        said = sides.labels[0] is not None and not isinstance(sides.labels[0][line], int)
+        named = (
+            name.partition(": ")[2] or name if rows is not None or said else f"{escaped(down.name)} {name}"
+        )
         figure.add_trace(
             go.Scatter(
                 y=shown[line].astype(np.float32) if exact or shown.size > MAX_EXACT else shown[line],
@@ -102,7 +105,7 @@ def lines(
             )
         )
     points = cells.note.replace("each cell", "each point").replace("1 × ", "")
-    notes = [matrix.said(), points, gaps_note(cells.nan, cells.infinite)]
+    notes = [matrix.said(), matrix.known.note, points, gaps_note(cells.nan, cells.infinite)]
     notes.append(f"{below:,} at or below zero are gaps" if below else "")
     layout = {**across.layout("x"), **across.listed()}
     return finished(
@@ -117,10 +120,6 @@ def lines(
         showlegend=len(names) > 1,
         hovermode="closest",
     )
-
-
-def _dims(tokens: Sequence[str] | None, token_ids: Sequence[int] | None) -> tuple[str, str]:
-    return ("line", "place" if tokens is None and token_ids is None else "position")
 
 
 def styled(line: int, count: int, *, ordered: bool) -> dict[str, Any]:

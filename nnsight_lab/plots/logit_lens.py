@@ -174,6 +174,12 @@ class _Read:
     """A result, checked: its parts fit each other."""
 
     def __init__(self, result: LensResult) -> None:
+        if not hasattr(result, "top_probabilities"):
+            several = isinstance(result, (list, tuple)) and any(
+                hasattr(each, "top_probabilities") for each in result
+            )
+            instead = "draw one of them" if several else "give what lab.logit_lens found"
+            raise PlotRefused(f"a {type(result).__name__} is no lens: {instead}")
         self._result = result
         self.layers = [int(layer) for layer in result.layers]
         self.places = [int(place) for place in result.positions]

@@ -21,6 +21,7 @@ from nnsight_lab.errors import PlotRefused
 from nnsight_lab.lens.palette import AMOUNT, AMOUNT_DARK, DIVERGING, DIVERGING_DARK, colour_at, text_on
 from nnsight_lab.lens.tokens import as_html, shortened, visible
 from nnsight_lab.plots.colours import Colouring, colouring
+from nnsight_lab.plots.given import given_tokens
 from nnsight_lab.plots.theme import MONOSPACE
 from nnsight_lab.plots.values import matrix_of
 from nnsight_lab.saves.store import SavesStore
@@ -226,7 +227,7 @@ class TokenStrip:
 
 
 def token_strip(
-    tokens: Sequence[str],
+    tokens: Any,
     scores: Any,
     *,
     token_ids: Sequence[int] | None = None,
@@ -243,7 +244,7 @@ def token_strip(
     """Tokens with their scores as colours, for a notebook: HTML without a script, and text.
 
     Args:
-        tokens: Each token's text.
+        tokens: Each token's text, or what has them: ``lab.tokens(…)``, a lens, an `Attention`.
         scores: ``[token]``, or ``[row, token]`` for one row per layer or head; or a dict of rows by name.
         token_ids: The tokens' ids, said beside their text.
         rows: What each row is called.
@@ -254,15 +255,14 @@ def token_strip(
         title: Above the tokens.
         start: The first token shown.
         max_tokens: How many are shown; of several rows fewer, at most 4,000 cells. It says how many are not.
-        store: Where labels are looked up.
+        store: Where labels are looked up; that of their engine where it is None.
 
     Raises:
         PlotRefused: There are no tokens, or the scores do not fit them.
     """
     __tracebackhide__ = True
-    if isinstance(tokens, (str, bytes)):
-        raise PlotRefused("tokens is one text: give a list with each token's text")
-    texts = [str(token) for token in tokens]
+    found, token_ids = given_tokens(tokens, token_ids)
+    texts = list(found or ())
     if isinstance(scores, Mapping):
         rows = list(scores) if rows is None else rows
         scores = list(scores.values())

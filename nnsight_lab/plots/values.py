@@ -8,7 +8,7 @@ nothing was said about padding.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -17,6 +17,7 @@ import numpy.typing as npt
 import torch
 
 from nnsight_lab.errors import PlotRefused
+from nnsight_lab.plots.known import NOTHING, Known, known_of, labels_of, store_of
 from nnsight_lab.saves.label import SaveKey, SaveLabel
 from nnsight_lab.saves.store import SavesStore
 from nnsight_lab.saves.summary import float64
@@ -34,13 +35,15 @@ class Matrix:
         tensor: ``[row, column]`` on the CPU, as it was given.
         shape: Of what was given, before it was made a matrix.
         dtype: As it is said in a figure.
-        name: The saved value's name, where it came from a store by label.
+        name: The saved value's name, where it came from a store.
+        known: What its label says of its two sides.
     """
 
     tensor: torch.Tensor
     shape: tuple[int, ...]
     dtype: str
     name: str = ""
+    known: Known = NOTHING
 
     @property
     def rows(self) -> int:
@@ -86,7 +89,7 @@ def matrix_of(values: Any, *, store: SavesStore | None = None, ragged: str = "re
     Args:
         values: A tensor or array of at most two dimensions, ``[column]`` or ``[row, column]`` (dimensions
             of one are dropped where there are more), a number, a list of any of those, or labels of a store.
-        store: Where labels are looked up.
+        store: Where labels are looked up; that of their engine where it is None.
         ragged: Of a list of rows whose lengths differ: ``"refuse"``, or ``"pad"`` them with gaps at the end.
 
     Raises:
@@ -109,16 +112,23 @@ def matrix_of(values: Any, *, store: SavesStore | None = None, ragged: str = "re
             )
         tensor = tensor.squeeze()
     flat = tensor.reshape(1, -1) if tensor.dim() < 2 else tensor
-    return Matrix(flat, shape, dtype, name)
+    labels = labels_of(values)
+    known = known_of(labels, int(flat.shape[0]), int(flat.shape[1]))
+    names = {f"{label.name}{label.path}" for label in labels}
+    return Matrix(flat, shape, dtype, name or (names.pop() if len(names) == 1 else ""), known)
 
 
 def _tensor(values: Any, store: SavesStore | None, ragged: str) -> tuple[torch.Tensor, str]:
     if isinstance(values, (SaveLabel, SaveKey)):
-        if store is None:
-            raise PlotRefused(f"the label of {values.name!r} has no values in it: pass store= as well")
         label = values
+        found = store if store is not None else store_of(label)
+        if found is None:
+            raise PlotRefused(
+                f"no engine keeps request {label.request_id!r}, which {label.name!r} is of: pass store= as "
+                "well, the store that has it"
+            )
         # A copy of its own: a figure must not hold a request's memory.
-        return store.slice(label, ...), f"{label.name}{label.path}"
+        return found.slice(label, ...), f"{label.name}{label.path}"
     if isinstance(values, torch.Tensor):
         return _readable(values.detach()), ""
     if isinstance(values, (np.ndarray, np.generic)):
@@ -127,10 +137,18 @@ def _tensor(values: Any, store: SavesStore | None, ragged: str) -> tuple[torch.T
         return _from_numpy(np.asarray(values)), ""
     if isinstance(values, Sequence) and not isinstance(values, (str, bytes)):
         return _stacked(values, store, ragged)
-    raise PlotRefused(
-        f"{type(values).__name__} cannot be drawn: give a tensor, an array, a list of those, or a label and "
-        "its store"
-    )
+    raise PlotRefused(f"{type(values).__name__} cannot be drawn{_instead(values)}")
+
+
+def _instead(values: Any) -> str:
+    """What to draw of a thing that has more than one matrix."""
+    if hasattr(values, "top_probabilities"):
+        return " as it is: lab.plot.logit_lens(lens) draws it, or choose a part, as lens.entropy"
+    if hasattr(values, "patterns"):
+        return " as it is: choose a layer's head, attention.pattern(layer, head)"
+    if isinstance(values, Mapping):
+        return ": choose one of its values" + (f", as [{next(iter(values))!r}]" if len(values) else "")
+    return ": give a tensor, an array, a list of those, or the label of a saved value"
 
 
 def _readable(tensor: torch.Tensor) -> torch.Tensor:

@@ -257,6 +257,28 @@ class SavesStore:
         key = key_of(label)
         return self._ask(key.request_id, lambda held: take(held.leaf(key), index))
 
+    def label_of(self, tensor: torch.Tensor, newest: int = 64) -> SaveLabel | None:
+        """The label of a saved tensor that a variable holds, found by its memory.
+
+        Args:
+            tensor: As it came home: a part of it, or what was computed from it, has no label.
+            newest: How many requests are looked through; those on disk are not.
+        """
+        if tensor.layout is not torch.strided or tensor.is_meta or tensor.numel() == 0:
+            return None
+        shape, dtype = tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
+        for held in islice(self._all(), newest):
+            if isinstance(held.tensors, FileTensors):
+                continue
+            for save in held.saves.values():
+                for label, handle in zip(save.labels, save.handles, strict=True):
+                    if handle < 0 or label.kind != "tensor" or (label.shape, label.dtype) != (shape, dtype):
+                        continue
+                    there = held.tensors.reader()(handle)
+                    if there.data_ptr() == tensor.data_ptr() and there.stride() == tensor.stride():
+                        return label
+        return None
+
     def summary(self, label: SaveLabel | SaveKey, check: Callable[[], object] = lambda: None) -> Summary:
         """The statistics of one saved tensor, computed when first asked for.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import linecache
 import sys
 
 import pytest
@@ -337,3 +338,38 @@ def test_a_module_that_was_changed_and_reloaded_runs_its_new_block(engine, tmp_p
     assert module.run(engine) == 111, "the module was not reloaded yet"
     importlib.reload(module)
     assert module.run(engine) == 222
+
+
+def test_a_list_whose_items_alone_were_saved_is_named_at_the_blocks_line(engine):
+    model = engine.model
+    with (
+        pytest.warns(UserWarning, match="'xs' was not kept: its items are saved, the list") as warned,
+        engine.trace(TOWER, **GREEDY) as tracer,
+    ):
+        xs = [layer.output[0].save() for layer in model.model.layers]
+    assert tracer.names == ()
+    assert warned[0].filename == __file__
+    assert "engine.trace(TOWER" in linecache.getline(__file__, warned[0].lineno + 2)
+    with engine.trace(TOWER, **GREEDY):
+        xs = [layer.output[0].save() for layer in model.model.layers]
+        xs.save()
+    assert [x.shape for x in xs] == [(16, 128)] * 4
+
+
+def test_a_list_of_an_earlier_cell_comes_home_where_the_line_that_the_hint_gives_is_added(engine):
+    model, xs = engine.model, []
+    with pytest.warns(UserWarning, match="'xs' was not kept"), engine.trace(TOWER, **GREEDY):
+        xs.append(model.logits.save())
+    assert xs == []
+    with engine.trace(TOWER, **GREEDY):
+        xs.append(model.logits.save())
+        xs.save()
+    assert [x.shape for x in xs] == [(1, 258)]
+
+
+def test_an_edit_says_so_when_it_is_installed(engine):
+    model = engine.model
+    with pytest.warns(UserWarning, match="'xs' was not kept"), engine.edit("probe"):
+        xs = [layer.output[0].save() for layer in model.model.layers]
+    with engine.edit("probe"):
+        xs = [layer.output[0].save() for layer in model.model.layers].save()

@@ -149,6 +149,7 @@ class Tracer(Block):
         self.sampling = sampling
         self.outputs: list[RequestOutput] = []
         self.invoked: list[Any] = []
+        self.hint: Callable[[str], object] | None = None
         self.estimating = bool(sampling.pop("estimate", False))
         self.estimate: str | None = None
 
@@ -168,6 +169,9 @@ class Tracer(Block):
             self.estimate = f"{len(self.prompts)} prompts: 1.00 MB\nhidden (1.00 MB)"
             return
         self.execute()
+        for line in self.engine.hints:
+            assert self.hint is not None
+            self.hint(line)
         self.engine.calls.append((self.prompts, self.sampling))
         tokens = int(self.sampling.get("max_tokens", 3))
         for step in range(1, tokens + 1):
@@ -265,6 +269,7 @@ class Engine:
         self.log = Log()
         self.calls: list[tuple[list[str], dict[str, Any]]] = []
         self.delay_s = 0.0
+        self.hints: list[str] = []
 
     @cached_property
     def saves(self) -> Any:

@@ -43,6 +43,13 @@ def test_autoawait_off_falls_back_to_a_plain_with(run: Any, lab: fakes.Lab) -> N
     assert fakes.Block.kinds == ["With"]
 
 
+def test_a_hint_of_the_engine_is_shown_once_below_the_cells_output(run: Any, engine: fakes.Engine) -> None:
+    engine.hints = ["'xs' was not kept"]
+    assert run("%%trace 'a', max_tokens=1\ny = save([1])\n").lines[-1] == "'xs' was not kept"
+    engine.hints = []
+    assert "xs" not in run("%%trace 'a', max_tokens=1\ny = save([1])\n").out
+
+
 def test_a_cell_that_asks_for_an_estimate_shows_it_and_is_not_run(
     run: Any, shell: Any, engine: fakes.Engine
 ) -> None:

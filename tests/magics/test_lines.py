@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from nnsight_lab.errors import CellUsageError, EngineNotStarted, EngineStartFailed, UnknownEdit
-from nnsight_lab.magics.arguments import expression, split_words
+from nnsight_lab.magics.arguments import evaluate, expression, split_words, text_expression
 from tests.magics import fakes
 
 
@@ -29,6 +29,31 @@ from tests.magics import fakes
 )
 def test_values_are_literals_else_variables_else_strings(word: str, source: str) -> None:
     assert expression(word) == source
+
+
+def test_a_comment_ends_a_line() -> None:
+    assert split_words("write run/first  # and its labels, 'it") == ["write", "run/first"]
+    assert split_words("# all of it is one") == []
+    assert split_words("write run#1 '# x' {'#': 1}") == ["write", "run#1", "'# x'", "{'#': 1}"]
+
+
+def test_a_name_or_path_may_have_variables_in_it() -> None:
+    known = {"folder": "/tmp/x", "n": 3}
+    for word, meant in {
+        "{folder}/tour": "/tmp/x/tour",
+        "$folder/tour": "/tmp/x/tour",
+        "{folder}": "/tmp/x",
+        "$folder": "/tmp/x",
+        "run-{n + 1}-$n.st": "run-4-3.st",
+        "it's/{n}": "it's/3",
+        "run/first": "run/first",
+        "a{b": "a{b",
+        "{}x": "{}x",
+        "{a b}/$n": "{a b}/3",
+        "$5": "$5",
+        "3": "3",
+    }.items():
+        assert evaluate(text_expression(word), dict(known)) == meant, word
 
 
 def test_words_are_split_outside_quotes_and_brackets() -> None:

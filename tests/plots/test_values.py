@@ -103,7 +103,7 @@ def test_saved_values_are_found_by_label() -> None:
     stacked = matrix_of(store.labels("r", name="steps"), store=store)
     assert stacked.read().tolist() == [[float(step)] * 4 for step in range(3)]
     assert stacked.name == "steps"
-    with pytest.raises(PlotRefused, match="pass store="):
+    with pytest.raises(PlotRefused, match="pass store= as well"):
         matrix_of(label)
     store.drop("r")
     with pytest.raises(SaveNotFound):
