@@ -355,8 +355,8 @@ def token_strip(tokens: Any, scores: Any, **options: Any) -> TokenStrip | StillS
     """Tokens with scores as colours behind them; see `nnsight_lab.plots.token_strip.token_strip`.
 
     ``strip = lab.token_strip(lab.tokens(tracer), scores)``, or with texts, ``token_ids=ids``; scores are
-    ``[token]``, or ``[row, token]`` for a row per layer or head. A click or Enter on a token chooses that position in every view of the same
-    tokens; ``strip.position`` is the choice, and setting it chooses.
+    ``[token]``, or ``[row, token]`` for a row per layer or head. A click or Enter on a token chooses that
+    position in every view of the same tokens; ``strip.position`` is the choice, and setting it chooses.
 
     Returns:
         A widget, which is html where no widget runs; the html alone where the widgets were not built.
