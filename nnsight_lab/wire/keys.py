@@ -23,6 +23,7 @@ CLEAR = "lab_clear"
 RELEASE = "lab_release"
 FREE = "lab_free"
 LENS = "lab_lens"
+STEPS = "lab_steps"
 COUNT = "nnsight_request_count"
 
 #: Set for the processes of an engine while it starts: which engine, whose, and where to log.

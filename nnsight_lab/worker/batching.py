@@ -13,10 +13,13 @@ raises inside the forward, which ends the engine for everybody.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from nnsight.intervention.interleaver import Interleaver
 from nnsight.intervention.source import NO_SKIP
 from nnsight.modeling.vllm.batching import VLLMBatcher
 from nnsight.modeling.vllm.interleaver import VLLMInterleaver
@@ -135,18 +138,66 @@ class LabBatcher(VLLMBatcher):
 
 
 class LabInterleaver(VLLMInterleaver):
-    """nnsight's handoff, with a skip of some rows spliced into the module's own output."""
+    """nnsight's handoff, with a skip of some rows spliced into the module's own output.
+
+    nnsight's own serves taps only, on every step of an engine that has some; here a step that runs module
+    by module serves every location, and one that replays serves taps (see `nnsight_lab.worker.steps`).
+
+    Attributes:
+        interleaving: Nnsight's: whether a step is under way.
+        busy: Nnsight's: whether a module has anybody to hand over to.
+        stops: Whether this step's graph stops at taps.
+        hushed: Set where a replay is acted out without a graph: modules run, and only taps may serve.
+    """
+
+    interleaving: bool
+    busy: bool
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.prepare()
+
+    def prepare(self) -> None:
+        """Set what nnsight's own has not; the class may be given to one that was made before."""
         self.spliced: dict[str, list[tuple[list[int], Any]]] = {}
+        self.stops = False
+        self.hushed = False
+        self._recording: Any = None
+
+    @contextmanager
+    def recorded(self) -> Iterator[None]:
+        """Record taps into the graph that is being captured."""
+        from nnsight_lab.worker.graphs import Recording  # CUDA's alone
+
+        before = self.interleaving, self.busy
+        self.interleaving = self.busy = True
+        self._recording = Recording(self.taps, self.replay)
+        try:
+            yield
+        finally:
+            self._recording = None
+            self.interleaving, self.busy = before
+
+    def replay(self, location: str, live: Any) -> None:
+        """Serve a tap from a replayed graph."""
+        if self._recording is not None or not self.interleaving:
+            return
+        if location not in self.parked and location not in self.observers:
+            self.counts[location] = self.counts.get(location, 0) + 1
+            return
+        super().replay(location, live)
 
     def handle(self, provider: str, value: Any) -> Any:
+        if self._recording is not None:
+            self._recording.reached(provider, value)
+            return value
         path, _, side = provider.rpartition(".")
+        if self.hushed and side in ("input", "output", "skip") and not (self.stops and provider in self.taps):
+            return value
         if side == "output" and self.spliced and path in self.spliced:
             for group, replacement in self.spliced.pop(path):
                 value = self.batcher.widen(value, group, replacement)
-        value = super().handle(provider, value)
+        value = Interleaver.handle(self, provider, value)
         batcher = self.batcher
         if batcher is not None and batcher.partial_skip:
             self.spliced[path] = batcher.partial_skip

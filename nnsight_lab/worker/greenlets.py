@@ -68,9 +68,10 @@ class BlockMediator(Mediator):
         nnsight_saved: The names it saved, as of the last step.
         lab_error: What it raised, as data.
         parcel: What it saved, packed to leave; None until then.
+        wide: What in it names a module that no replay serves (see `nnsight_lab.worker.steps`).
     """
 
-    def __init__(self, block: Block, code: CodeType) -> None:
+    def __init__(self, block: Block, code: CodeType, wide: str = "") -> None:
         super().__init__(code, block.glbls, dict(block.lcls))
         self.presaved = set(block.presaved)
         self.requested: dict[str, int] = {}
@@ -79,6 +80,7 @@ class BlockMediator(Mediator):
         self.nnsight_saved: set[str] = set()
         self.lab_error: WorkerError | None = None
         self.parcel: Parcel | None = None
+        self.wide = wide
 
     def switch(self, *args: Any) -> Any:
         try:

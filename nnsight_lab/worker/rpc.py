@@ -48,6 +48,11 @@ class LabRPC:
         figures: dict[str, Any] = self.model_runner.lab_slabs()
         return figures
 
+    def lab_steps(self) -> dict[str, Any]:
+        """How steps were run: ``steps`` by kind, and the ``reasons`` why some did not replay a graph."""
+        figures: dict[str, Any] = self.model_runner.lab_steps()
+        return figures
+
     def nnsight_request_count(self) -> int:
         """How many requests with blocks this worker still tracks: 0 when all have gone home."""
         return len(self.model_runner.nnsight_requests.requests)
