@@ -88,6 +88,9 @@ def _has_its_memory(tensor: torch.Tensor) -> bool:
     """Whether the storage still reaches as far as the tensor does; reading past it ends the process."""
     if tensor.numel() == 0:
         return True
+    if tensor.is_contiguous():
+        reached = (tensor.storage_offset() + tensor.numel()) * tensor.element_size()
+        return bool(reached <= tensor.untyped_storage().nbytes())
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     needed = (tensor.storage_offset() + last + 1) * tensor.element_size()
     return bool(needed <= tensor.untyped_storage().nbytes())

@@ -25,6 +25,9 @@ from nnsight.modeling.vllm.batching import VLLMBatcher
 from nnsight.modeling.vllm.interleaver import VLLMInterleaver
 from nnsight.util import apply
 
+#: A piece that is kept keeps the whole copy: only what a step of generation has is copied together.
+_COMMON_BYTES = 4 << 20
+
 
 @dataclass
 class Served:
@@ -33,12 +36,77 @@ class Served:
     Attributes:
         version: The copy's version counter when it last agreed with the rows.
         turn: When that was, in writes of the visit.
+        common: What the copy is a piece of; None for one of its own.
     """
 
     rows: torch.Tensor
     copy: torch.Tensor
     version: int
     turn: int
+    common: Common | None = None
+
+
+class Common:
+    """One copy of a tensor for all blocks that read it at one visit, each its own rows.
+
+    A copy is a kernel, and a step of generation with a hundred blocks would launch hundreds for one row
+    each, there and back. Only the first to read some rows is given a piece of this: what a block wrote is
+    the next one's, if they share a request.
+    """
+
+    def __init__(self, value: torch.Tensor) -> None:
+        self.value = value
+        self.copy = _private(value)
+        #: Where rows begin -> they and their piece, changed and not landed yet.
+        self._changed: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._whole = True
+
+    def changed(self, rows: torch.Tensor, piece: torch.Tensor) -> None:
+        """A block has changed its piece."""
+        self._changed[rows.data_ptr()] = (rows, piece)
+
+    def land(self, rows: torch.Tensor) -> None:
+        """Write these rows back now, if they were changed: somebody is about to read or replace them."""
+        # From here on the copy may be older than what is done to these rows.
+        self._whole = False
+        found = self._changed.pop(rows.data_ptr(), None)
+        if found is not None:
+            found[0].copy_(found[1])
+
+    def land_all(self) -> None:
+        """Write back what was changed: at once, where nothing was written beside it."""
+        if self._whole and len(self._changed) > 1:
+            self.value.copy_(self.copy)
+        else:
+            for rows, piece in self._changed.values():
+                rows.copy_(piece)
+        self._changed.clear()
+
+
+class Commons:
+    """The common copies of one visit."""
+
+    def __init__(self) -> None:
+        self._by_value: dict[int, Common] = {}
+        self._taken: set[tuple[int, int]] = set()
+
+    def of(self, value: torch.Tensor, rows: torch.Tensor, group: list[int]) -> Common | None:
+        """The common copy of ``value``; None where these rows were given before, or it holds too much."""
+        common = self._by_value.get(id(value))
+        taken = (id(value), group[0])
+        if taken in self._taken or value.nbytes > _COMMON_BYTES:
+            if common is not None:
+                common.land(rows)
+            return None
+        self._taken.add(taken)
+        if common is None:
+            common = self._by_value[id(value)] = Common(value)
+        return common
+
+    def land_all(self) -> None:
+        """Write back what was changed."""
+        for common in self._by_value.values():
+            common.land_all()
 
 
 class Visit:
@@ -57,12 +125,18 @@ class Visit:
 
     def copy(self, rows: torch.Tensor) -> torch.Tensor:
         """A private copy of ``rows``."""
-        copy = _private(rows)
-        self.given.append(Served(rows, copy, copy._version, self.turn))
+        return self.give(rows, _private(rows), None)
+
+    def give(self, rows: torch.Tensor, copy: torch.Tensor, common: Common | None) -> torch.Tensor:
+        """Note a copy of ``rows`` that a block is given."""
+        self.given.append(Served(rows, copy, copy._version, self.turn, common))
         return copy
 
-    def write_back(self) -> None:
+    def write_back(self, *, leaves: bool = False) -> None:
         """Land the copies that were changed in the model's buffer.
+
+        Args:
+            leaves: The block goes on elsewhere: what lies in a common copy may wait for the others.
 
         Raises:
             RuntimeError: When two reads of one value were both changed, the earlier one last: it does
@@ -79,7 +153,12 @@ class Visit:
                 )
             # A block may resize or retype its own copy; the model's rows stay what they are.
             if copy.shape == rows.shape:
-                rows.copy_(copy)
+                if served.common is None:
+                    rows.copy_(copy)
+                else:
+                    served.common.changed(rows, copy)
+                    if not leaves:
+                        served.common.land(rows)
             self.turn += 1
             self.written[rows.data_ptr()] = self.turn
             served.version, served.turn = copy._version, self.turn
@@ -91,8 +170,9 @@ class Visit:
 
 
 def _private(rows: torch.Tensor) -> torch.Tensor:
-    with torch.inference_mode(False), torch.no_grad():
-        return rows.clone(memory_format=torch.contiguous_format)
+    # torch.inference_mode(False) without its Python: this runs for every block at every step.
+    with torch._C._InferenceMode(False):
+        return rows.detach().clone(memory_format=torch.contiguous_format)
 
 
 class LabBatcher(VLLMBatcher):
@@ -102,6 +182,8 @@ class LabBatcher(VLLMBatcher):
         super().__init__(envoy, kwargs)
         self.clone_reads = False  # private copies make nnsight's own switch pointless
         self.visit: Visit | None = None
+        #: Where several blocks read at this visit.
+        self.commons: Commons | None = None
         #: Replacements of a skip that does not cover the whole step: ``(group, value)``.
         self.partial_skip: list[tuple[list[int], Any]] = []
 
@@ -117,8 +199,15 @@ class LabBatcher(VLLMBatcher):
             rows: torch.Tensor = self._narrow_tensor(tensor, group)
             if rows is tensor:
                 return tensor  # no token axis: not a buffer of this step
-            return _private(rows) if visit is None else visit.copy(rows)
+            if visit is None:
+                return _private(rows)
+            common = None if commons is None else commons.of(tensor, rows, group)
+            if common is None:
+                return visit.copy(rows)
+            # Another tensor over the same memory, with a version counter of its own.
+            return visit.give(rows, self._narrow_tensor(common.copy, group).data, common)
 
+        commons = self.commons
         return apply(value, private, torch.Tensor)
 
     def widen(self, full: Any, group: list[int] | None, edited: Any) -> Any:
@@ -126,6 +215,10 @@ class LabBatcher(VLLMBatcher):
         if self.visit is not None:
             self.visit.write_back()
             self.visit.forget()
+        if self.commons is not None:
+            # The value is replaced by another: pieces of this one are no longer anybody's rows.
+            self.commons.land_all()
+            self.commons = None
         return super().widen(full, group, edited)
 
     def assemble_skip(self, running: Any) -> Any:
@@ -197,8 +290,17 @@ class LabInterleaver(VLLMInterleaver):
         if side == "output" and self.spliced and path in self.spliced:
             for group, replacement in self.spliced.pop(path):
                 value = self.batcher.widen(value, group, replacement)
-        value = Interleaver.handle(self, provider, value)
         batcher = self.batcher
+        if provider in self.parked and len(self.mediators) > 1 and batcher is not None:
+            outer, commons = batcher.commons, Commons()
+            batcher.commons = commons
+            try:
+                value = Interleaver.handle(self, provider, value)
+                commons.land_all()
+            finally:
+                batcher.commons = outer
+        else:
+            value = Interleaver.handle(self, provider, value)
         if batcher is not None and batcher.partial_skip:
             self.spliced[path] = batcher.partial_skip
             batcher.partial_skip = []

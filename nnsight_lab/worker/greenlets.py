@@ -107,7 +107,7 @@ class BlockMediator(Mediator):
         try:
             return super().handle(provider, value)
         finally:
-            batcher.visit.write_back()
+            batcher.visit.write_back(leaves=True)
             batcher.visit = outer
 
     def _line(self) -> int:

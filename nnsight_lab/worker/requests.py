@@ -24,6 +24,9 @@ from nnsight_lab.worker.courier import Courier, Parcel
 from nnsight_lab.worker.greenlets import BlockMediator
 from nnsight_lab.worker.steps import Need, Steps
 
+#: Marks of values that are gone are sorted out once there are so many.
+_MARKS = 64
+
 
 class Template(NamedTuple):
     """An installed edit: its name, and the block every request's copy is built from."""
@@ -185,8 +188,16 @@ class LabRequests(Requests):
         super().unflatten(model)
 
     def record_saves(self) -> None:
-        """At the end of a step: note what was saved, and begin to copy what ended blocks saved."""
-        super().record_saves()
+        """At the end of a step: note errors, and begin to copy what ended blocks saved.
+
+        What was saved is noted when a block is packed, not at each step: marks are the block's own here,
+        and a block that loops over a thousand tokens would be looked through a thousand times.
+        """
+        for request in self.requests.values():
+            for mediator in request.workers():
+                failed = mediator.exception is not None and mediator.lab_error is None
+                if mediator.batch_group is not None and (failed or len(mediator.marks) > _MARKS):
+                    self.record(mediator)
         self.pack_ended()
 
     def pack_ended(self) -> None:

@@ -38,6 +38,7 @@ def engine(one_engine: OneEngine, llama_path: Path) -> Iterator[Any]:
     )
     yield engine
     engine.edits.clear()
+    engine.saves.clear()
     idle(engine)
 
 
