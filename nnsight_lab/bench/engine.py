@@ -56,7 +56,7 @@ def measure(
         The ratios and the seconds behind them.
     """
     options.setdefault("max_model_len", 512)
-    path = models.resolve(model)
+    path = models.resolve(model, dummy=options.get("load_format") == "dummy")
     texts = prompts(count)
     with ExitStack() as stack:
         say("starting our engine")

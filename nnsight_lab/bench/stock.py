@@ -17,26 +17,37 @@ from nnsight_lab.engine.homecoming import OPTIONS
 from nnsight_lab.engine.log import EngineLog
 from nnsight_lab.engine.starting import surroundings
 
-Generate = Callable[[list[Any]], object]
+Generate = Callable[..., object]
 
 
 @contextmanager
 def plain_vllm(
-    path: str, mode: str, options: dict[str, Any], sampling: Mapping[str, Any]
+    path: str,
+    mode: str,
+    options: dict[str, Any],
+    sampling: Mapping[str, Any],
+    *,
+    as_it_comes: bool = False,
 ) -> Iterator[Generate]:
-    """Plain vLLM: ``LLM`` or, for ``mode="async"``, ``AsyncLLM``."""
+    """Plain vLLM: ``LLM`` or, for ``mode="async"``, ``AsyncLLM``.
+
+    Args:
+        path: The model.
+        mode: ``sync`` or ``async``.
+        options: vLLM engine options.
+        sampling: Of every call that does not bring its own.
+        as_it_comes: With vLLM's own defaults, CUDA graphs and compilation; else eager, as nnsight runs.
+    """
     from vllm import LLM, SamplingParams
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.sampling_params import RequestOutputKind
     from vllm.v1.engine.async_llm import AsyncLLM
 
     options = _theirs(options)
-    settings = {
-        "enforce_eager": True,
-        "enable_chunked_prefill": False,
-        "enable_prefix_caching": False,
-        **options,
-    }
+    # Prompts are not cached either way: what is measured would be answered from the round before.
+    settings: dict[str, Any] = {"enable_prefix_caching": False, **options}
+    if not as_it_comes:
+        settings = {"enforce_eager": True, "enable_chunked_prefill": False, **settings}
     with surroundings(f"bench-plain-{mode}", EngineLog.new("bench-plain"), options):
         if mode == "sync":
             llm = LLM(path, **settings)
@@ -48,7 +59,7 @@ def plain_vllm(
 
             engine = loop.run_until_complete(build())
     if mode == "sync":
-        yield lambda texts: llm.generate(texts, SamplingParams(**sampling), use_tqdm=False)
+        yield lambda texts, own=sampling: llm.generate(_given(texts), SamplingParams(**own), use_tqdm=False)
         llm.llm_engine.engine_core.shutdown()
         return
 
@@ -86,6 +97,10 @@ def nnsight_alone(path: str, options: dict[str, Any]) -> Iterator[Any]:
         model = Stock(path, dispatch=True, **options)
     yield model
     model.vllm_entrypoint.llm_engine.engine_core.shutdown()
+
+
+def _given(texts: list[Any]) -> list[Any]:
+    return [{"prompt_token_ids": text} if isinstance(text, list) else text for text in texts]
 
 
 def _theirs(options: dict[str, Any]) -> dict[str, Any]:

@@ -28,6 +28,14 @@ def add_parser(sub: Any) -> None:
     engine.add_argument("--mode", choices=("sync", "async", "both"), default="both")
     engine.add_argument("--rounds", type=int, default=7, metavar="N")
     engine.add_argument("--no-nnsight", action="store_true", help="leave stock nnsight out")
+    engine.add_argument(
+        "--speed",
+        action="store_true",
+        help="beside plain vLLM with its own defaults: CUDA graphs and compiled code (default on CUDA)",
+    )
+    engine.add_argument(
+        "--scale", type=int, default=1, metavar="N", help="with --speed: so many times fewer prompts"
+    )
     engine.add_argument("--json", action="store_true", help="print one JSON object")
     engine.add_argument("option", nargs="*", help="vLLM engine options, as name=value")
     engine.set_defaults(run=run_engine)
@@ -81,8 +89,11 @@ def add_parser(sub: Any) -> None:
 def run_engine(arguments: argparse.Namespace) -> int:
     # Local: torch and vLLM, which `--help` should not wait for.
     from nnsight_lab.bench.engine import report
+    from nnsight_lab.engine.model import worker_class
 
     options = dict(_option(word) for word in arguments.option)
+    if arguments.speed or worker_class().endswith("LabGPUWorker"):
+        return _run_speed(arguments, options)
     modes = ("sync", "async") if arguments.mode == "both" else (arguments.mode,)
     found = report(
         modes,
@@ -101,6 +112,24 @@ def run_engine(arguments: argparse.Namespace) -> int:
             if f"{name}_vs_plain" in row:
                 print(f"  {name + ' / plain vLLM':<34} {row[f'{name}_vs_plain']:.3f}")
         print(f"  {'first token, cell above generate':<34} {row['first_token_overhead_ms']:.2f} ms")
+    return 0
+
+
+def _run_speed(arguments: argparse.Namespace, options: dict[str, Any]) -> int:
+    # Local: torch and vLLM, which `--help` should not wait for.
+    from nnsight_lab import pins
+    from nnsight_lab.bench.speed import measure
+
+    found = measure(
+        arguments.model, repeat=arguments.rounds, scale=max(1, arguments.scale), say=_say, **options
+    )
+    found["versions"] = {"vllm": pins.vllm_version(), "nnsight": pins.version_of("nnsight")}
+    if arguments.json:
+        print(json.dumps(found, indent=1))
+        return 0
+    for name, value in found.items():
+        if name.endswith("_vs_plain"):
+            print(f"  {name.removesuffix('_vs_plain') + ' / plain vLLM':<34} {value:.3f}")
     return 0
 
 

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from nnsight.modeling.vllm import VLLM
+from torch.nn import ModuleList
 
 from nnsight_lab import pins
 from nnsight_lab.errors import Interrupted
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 
 _CPU_WORKER = "nnsight_lab.worker.cpu.LabCPUWorker"
 _GPU_WORKER = "nnsight_lab.worker.gpu.LabGPUWorker"
+
+#: Stands for the input and the output of every decoder layer.
+DECODER_LAYERS = "decoder layers"
 
 #: A step of vLLM's async engine on a GPU. Its sync engine takes twice as much, though one of these fills a
 #: GPU already, and what the last step of a call saved is copied with nothing left to hide it behind.
@@ -52,6 +56,7 @@ class LabVLLM(VLLM):
     """
 
     lab_engine: LocalEngine | None = None
+    taps: tuple[str, ...]
 
     def __init__(self, *args: Any, given_up: threading.Event | None = None, **kwargs: Any) -> None:
         self.__dict__["_given_up"] = given_up
@@ -62,6 +67,31 @@ class LabVLLM(VLLM):
     @property
     def _WORKER_CLS(self) -> str:  # nnsight's name for vLLM's argument
         return worker_class()
+
+    def _load(self, repo_id: str, **kwargs: Any) -> Any:
+        on_cpu = self._WORKER_CLS == _CPU_WORKER
+        if kwargs.get("enforce_eager") and not self.taps:
+            return super()._load(repo_id, **kwargs)
+        if not self.taps and not on_cpu:
+            self.taps = (DECODER_LAYERS,)
+        if self.taps:
+            # A prompt is bound by arithmetic, so it runs module by module and can be read anywhere; a step of
+            # generation is bound by launches, so it replays (see `nnsight_lab.worker.steps`).
+            given = kwargs.get("compilation_config") or {}
+            if isinstance(given, dict):
+                kwargs["compilation_config"] = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"} | given
+        return super()._load(repo_id, **kwargs)
+
+    def _resolve_taps(self, module: Any) -> tuple[str, ...]:
+        """The taps of the engine; those of every decoder layer where none were given."""
+        if self.taps != (DECODER_LAYERS,):
+            taps: tuple[str, ...] = super()._resolve_taps(module)
+            return taps
+        lists = [
+            (len(found), name) for name, found in module.named_modules() if isinstance(found, ModuleList)
+        ]
+        count, name = max(lists, default=(0, ""))
+        return tuple(f"model.{name}.{index}.{side}" for index in range(count) for side in ("input", "output"))
 
     def _load_meta(self, repo_id: str, **kwargs: Any) -> Any:
         with pins.meta_tree_on_cpu():

@@ -27,6 +27,7 @@ RELEASE = "lab_release"
 FREE = "lab_free"
 LOOK = "lab_look"
 PEEK = "lab_peek"
+STEPS = "lab_steps"
 COUNT = "nnsight_request_count"
 #: Memory that is free in a worker's heap goes back to the system.
 TRIM = "lab_trim"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,23 @@ from nnsight_lab.wire.limits import WireError
 from nnsight_lab.wire.limits import extent as extent_of
 from nnsight_lab.wire.tensors import DTYPES, NAMES
 from nnsight_lab.wire.unflatten import unflatten
+
+#: A run of so many tensors or more, each of so few bytes or less, is moved as one.
+_RUN = 4
+_SMALL = 4096
+#: Dtypes that torch stacks on every device.
+_STACKED = frozenset(
+    {
+        torch.float64,
+        torch.float32,
+        torch.float16,
+        torch.bfloat16,
+        torch.int64,
+        torch.int32,
+        torch.uint8,
+        torch.bool,
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -49,7 +66,11 @@ class Layout:
 
     def copy_into(self, memory: torch.Tensor, *, non_blocking: bool = False) -> None:
         """Copy the tensors to their places in ``memory``, bytes ``[byte]``, uint8."""
-        for source, offset in zip(self.sources, self.offsets, strict=True):
+        for first, last in _alike(self.sources):
+            if last - first > 1:
+                _copy_together(self.sources[first:last], memory[self.offsets[first] :], non_blocking)
+                continue
+            source, offset = self.sources[first], self.offsets[first]
             count = source.numel() * source.element_size()
             if count:
                 target = memory[offset : offset + count].view(source.dtype).view(source.shape)
@@ -62,6 +83,39 @@ class Layout:
             for source, offset in zip(self.sources, self.offsets, strict=True)
         ]
         return Packed(self.tree, extent, json.dumps(specs, separators=(",", ":")))
+
+
+def _alike(sources: Sequence[torch.Tensor]) -> Iterator[tuple[int, int]]:
+    """Where runs of small tensors of one kind begin and end, and every other tensor by itself."""
+    first = 0
+    while first < len(sources):
+        last = first + 1
+        one = sources[first]
+        if 0 < one.nbytes <= _SMALL and one.dtype in _STACKED:
+            kind = (one.dtype, one.device, one.shape)
+            while (
+                last < len(sources)
+                and (sources[last].dtype, sources[last].device, sources[last].shape) == kind
+            ):
+                last += 1
+        if last - first < _RUN:
+            yield from ((each, each + 1) for each in range(first, last))
+        else:
+            yield first, last
+        first = last
+
+
+def _copy_together(sources: Sequence[torch.Tensor], memory: torch.Tensor, non_blocking: bool) -> None:
+    """Copy a run of tensors of one kind in one go: a value per token would be a copy of some bytes each."""
+    one = sources[0]
+    apart = (one.nbytes + ALIGN - 1) // ALIGN * ALIGN
+    rows = torch.stack(list(sources)).flatten(1) if one.dim() else torch.stack(list(sources))[:, None]
+    if apart != one.nbytes:
+        padded = rows.new_zeros((len(sources), apart // one.element_size()))
+        padded[:, : rows.shape[1]] = rows
+        rows = padded
+    target = memory[: len(sources) * apart].view(one.dtype).view(rows.shape)
+    target.copy_(rows, non_blocking=non_blocking)
 
 
 def unpack(packed: Packed, open_extent: Callable[[Extent], torch.Tensor]) -> Any:
@@ -77,8 +131,7 @@ def unpack(packed: Packed, open_extent: Callable[[Extent], torch.Tensor]) -> Any
     if type(specs) is not list:
         raise WireError("the message's tensors are no list")
     memory = open_extent(packed.extent) if specs else torch.empty(0, dtype=torch.uint8)
-    typed: dict[str, torch.Tensor] = {}
-    views = [_view(memory, spec, typed) for spec in specs]
+    views = _views(memory, specs)
 
     def get(handle: Handle) -> torch.Tensor:
         if type(handle) is not int or not 0 <= handle < len(views):
@@ -86,6 +139,30 @@ def unpack(packed: Packed, open_extent: Callable[[Extent], torch.Tensor]) -> Any
         return views[handle]
 
     return unflatten(node, get)
+
+
+def _views(memory: torch.Tensor, specs: list[Any]) -> list[torch.Tensor]:
+    """A tensor for each description; a run of small ones of one kind is one view, taken apart."""
+    views: list[torch.Tensor] = []
+    typed: dict[str, torch.Tensor] = {}
+    while len(views) < len(specs):
+        first = len(views)
+        one = _view(memory, specs[first], typed)
+        apart = (one.nbytes + ALIGN - 1) // ALIGN * ALIGN
+        last = first + 1
+        if 0 < one.nbytes <= _SMALL:
+            offset, *kind = specs[first]
+            while last < len(specs) and specs[last] == [offset + (last - first) * apart, *kind]:
+                last += 1
+        if last - first < _RUN:
+            views.append(one)
+            continue
+        _view(memory, specs[last - 1], typed)  # the last lies in memory, so all do
+        count = last - first
+        run = memory[offset : offset + (count - 1) * apart + one.nbytes]
+        every = run.as_strided((count, one.nbytes), (apart, 1), run.storage_offset()).view(one.dtype)
+        views += every.view(count, *one.shape).unbind(0)
+    return views
 
 
 def _view(memory: torch.Tensor, spec: object, typed: dict[str, torch.Tensor]) -> torch.Tensor:

@@ -13,14 +13,20 @@ raises inside the forward, which ends the engine for everybody.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from nnsight.intervention.interleaver import Interleaver
 from nnsight.intervention.source import NO_SKIP
 from nnsight.modeling.vllm.batching import VLLMBatcher
 from nnsight.modeling.vllm.interleaver import VLLMInterleaver
 from nnsight.util import apply
+
+#: A piece that is kept keeps the whole copy: only what a step of generation has is copied together.
+_COMMON_BYTES = 4 << 20
 
 
 @dataclass
@@ -30,12 +36,77 @@ class Served:
     Attributes:
         version: The copy's version counter when it last agreed with the rows.
         turn: When that was, in writes of the visit.
+        common: What the copy is a piece of; None for one of its own.
     """
 
     rows: torch.Tensor
     copy: torch.Tensor
     version: int
     turn: int
+    common: Common | None = None
+
+
+class Common:
+    """One copy of a tensor for all blocks that read it at one visit, each its own rows.
+
+    A copy is a kernel, and a step of generation with a hundred blocks would launch hundreds for one row
+    each, there and back. Only the first to read some rows is given a piece of this: what a block wrote is
+    the next one's, if they share a request.
+    """
+
+    def __init__(self, value: torch.Tensor) -> None:
+        self.value = value
+        self.copy = _private(value)
+        #: Where rows begin -> they and their piece, changed and not landed yet.
+        self._changed: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._whole = True
+
+    def changed(self, rows: torch.Tensor, piece: torch.Tensor) -> None:
+        """A block has changed its piece."""
+        self._changed[rows.data_ptr()] = (rows, piece)
+
+    def land(self, rows: torch.Tensor) -> None:
+        """Write these rows back now, if they were changed: somebody is about to read or replace them."""
+        # From here on the copy may be older than what is done to these rows.
+        self._whole = False
+        found = self._changed.pop(rows.data_ptr(), None)
+        if found is not None:
+            found[0].copy_(found[1])
+
+    def land_all(self) -> None:
+        """Write back what was changed: at once, where nothing was written beside it."""
+        if self._whole and len(self._changed) > 1:
+            self.value.copy_(self.copy)
+        else:
+            for rows, piece in self._changed.values():
+                rows.copy_(piece)
+        self._changed.clear()
+
+
+class Commons:
+    """The common copies of one visit."""
+
+    def __init__(self) -> None:
+        self._by_value: dict[int, Common] = {}
+        self._taken: set[tuple[int, int]] = set()
+
+    def of(self, value: torch.Tensor, rows: torch.Tensor, group: list[int]) -> Common | None:
+        """The common copy of ``value``; None where these rows were given before, or it holds too much."""
+        common = self._by_value.get(id(value))
+        taken = (id(value), group[0])
+        if taken in self._taken or value.nbytes > _COMMON_BYTES:
+            if common is not None:
+                common.land(rows)
+            return None
+        self._taken.add(taken)
+        if common is None:
+            common = self._by_value[id(value)] = Common(value)
+        return common
+
+    def land_all(self) -> None:
+        """Write back what was changed."""
+        for common in self._by_value.values():
+            common.land_all()
 
 
 class Visit:
@@ -54,12 +125,18 @@ class Visit:
 
     def copy(self, rows: torch.Tensor) -> torch.Tensor:
         """A private copy of ``rows``."""
-        copy = _private(rows)
-        self.given.append(Served(rows, copy, copy._version, self.turn))
+        return self.give(rows, _private(rows), None)
+
+    def give(self, rows: torch.Tensor, copy: torch.Tensor, common: Common | None) -> torch.Tensor:
+        """Note a copy of ``rows`` that a block is given."""
+        self.given.append(Served(rows, copy, copy._version, self.turn, common))
         return copy
 
-    def write_back(self) -> None:
+    def write_back(self, *, leaves: bool = False) -> None:
         """Land the copies that were changed in the model's buffer.
+
+        Args:
+            leaves: The block goes on elsewhere: what lies in a common copy may wait for the others.
 
         Raises:
             RuntimeError: When two reads of one value were both changed, the earlier one last: it does
@@ -76,7 +153,12 @@ class Visit:
                 )
             # A block may resize or retype its own copy; the model's rows stay what they are.
             if copy.shape == rows.shape:
-                rows.copy_(copy)
+                if served.common is None:
+                    rows.copy_(copy)
+                else:
+                    served.common.changed(rows, copy)
+                    if not leaves:
+                        served.common.land(rows)
             self.turn += 1
             self.written[rows.data_ptr()] = self.turn
             served.version, served.turn = copy._version, self.turn
@@ -88,8 +170,9 @@ class Visit:
 
 
 def _private(rows: torch.Tensor) -> torch.Tensor:
-    with torch.inference_mode(False), torch.no_grad():
-        return rows.clone(memory_format=torch.contiguous_format)
+    # torch.inference_mode(False) without its Python: this runs for every block at every step.
+    with torch._C._InferenceMode(False):
+        return rows.detach().clone(memory_format=torch.contiguous_format)
 
 
 class LabBatcher(VLLMBatcher):
@@ -99,6 +182,8 @@ class LabBatcher(VLLMBatcher):
         super().__init__(envoy, kwargs)
         self.clone_reads = False  # private copies make nnsight's own switch pointless
         self.visit: Visit | None = None
+        #: Where several blocks read at this visit.
+        self.commons: Commons | None = None
         #: Replacements of a skip that does not cover the whole step: ``(group, value)``.
         self.partial_skip: list[tuple[list[int], Any]] = []
 
@@ -114,8 +199,15 @@ class LabBatcher(VLLMBatcher):
             rows: torch.Tensor = self._narrow_tensor(tensor, group)
             if rows is tensor:
                 return tensor  # no token axis: not a buffer of this step
-            return _private(rows) if visit is None else visit.copy(rows)
+            if visit is None:
+                return _private(rows)
+            common = None if commons is None else commons.of(tensor, rows, group)
+            if common is None:
+                return visit.copy(rows)
+            # Another tensor over the same memory, with a version counter of its own.
+            return visit.give(rows, self._narrow_tensor(common.copy, group).data, common)
 
+        commons = self.commons
         return apply(value, private, torch.Tensor)
 
     def widen(self, full: Any, group: list[int] | None, edited: Any) -> Any:
@@ -123,6 +215,10 @@ class LabBatcher(VLLMBatcher):
         if self.visit is not None:
             self.visit.write_back()
             self.visit.forget()
+        if self.commons is not None:
+            # The value is replaced by another: pieces of this one are no longer anybody's rows.
+            self.commons.land_all()
+            self.commons = None
         return super().widen(full, group, edited)
 
     def assemble_skip(self, running: Any) -> Any:
@@ -135,19 +231,76 @@ class LabBatcher(VLLMBatcher):
 
 
 class LabInterleaver(VLLMInterleaver):
-    """nnsight's handoff, with a skip of some rows spliced into the module's own output."""
+    """nnsight's handoff, with a skip of some rows spliced into the module's own output.
+
+    nnsight's own serves taps only, on every step of an engine that has some; here a step that runs module
+    by module serves every location, and one that replays serves taps (see `nnsight_lab.worker.steps`).
+
+    Attributes:
+        interleaving: Nnsight's: whether a step is under way.
+        busy: Nnsight's: whether a module has anybody to hand over to.
+        stops: Whether this step's graph stops at taps.
+        hushed: Set where a replay is acted out without a graph: modules run, and only taps may serve.
+    """
+
+    interleaving: bool
+    busy: bool
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.prepare()
+
+    def prepare(self) -> None:
+        """Set what nnsight's own has not; the class may be given to one that was made before."""
         self.spliced: dict[str, list[tuple[list[int], Any]]] = {}
+        self.stops = False
+        self.hushed = False
+        self._recording: Any = None
+
+    @contextmanager
+    def recorded(self) -> Iterator[None]:
+        """Record taps into the graph that is being captured."""
+        from nnsight_lab.worker.graphs import Recording  # CUDA's alone
+
+        before = self.interleaving, self.busy
+        self.interleaving = self.busy = True
+        self._recording = Recording(self.taps, self.replay)
+        try:
+            yield
+        finally:
+            self._recording = None
+            self.interleaving, self.busy = before
+
+    def replay(self, location: str, live: Any) -> None:
+        """Serve a tap from a replayed graph."""
+        if self._recording is not None or not self.interleaving:
+            return
+        if location not in self.parked and location not in self.observers:
+            self.counts[location] = self.counts.get(location, 0) + 1
+            return
+        super().replay(location, live)
 
     def handle(self, provider: str, value: Any) -> Any:
+        if self._recording is not None:
+            self._recording.reached(provider, value)
+            return value
         path, _, side = provider.rpartition(".")
+        if self.hushed and side in ("input", "output", "skip") and not (self.stops and provider in self.taps):
+            return value
         if side == "output" and self.spliced and path in self.spliced:
             for group, replacement in self.spliced.pop(path):
                 value = self.batcher.widen(value, group, replacement)
-        value = super().handle(provider, value)
         batcher = self.batcher
+        if provider in self.parked and len(self.mediators) > 1 and batcher is not None:
+            outer, commons = batcher.commons, Commons()
+            batcher.commons = commons
+            try:
+                value = Interleaver.handle(self, provider, value)
+                commons.land_all()
+            finally:
+                batcher.commons = outer
+        else:
+            value = Interleaver.handle(self, provider, value)
         if batcher is not None and batcher.partial_skip:
             self.spliced[path] = batcher.partial_skip
             batcher.partial_skip = []

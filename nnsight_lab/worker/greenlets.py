@@ -71,9 +71,10 @@ class BlockMediator(Mediator):
         rider_of: The id of the request that it runs for.
         ended: Where it puts itself down once its code has run; None where nobody asks.
         late: What it was still waiting for, and the line, when its request was over.
+        wide: What in it names a module that no replay serves (see `nnsight_lab.worker.steps`).
     """
 
-    def __init__(self, block: Block, code: CodeType) -> None:
+    def __init__(self, block: Block, code: CodeType, wide: str = "") -> None:
         super().__init__(code, block.glbls, dict(block.lcls))
         self.presaved = set(block.presaved)
         self.requested: dict[str, int] = {}
@@ -85,6 +86,7 @@ class BlockMediator(Mediator):
         self.rider_of = ""
         self.ended: list[BlockMediator] | None = None
         self.late: tuple[str, int] | None = None
+        self.wide = wide
 
     def switch(self, *args: Any) -> Any:
         try:
@@ -114,7 +116,7 @@ class BlockMediator(Mediator):
         try:
             return super().handle(provider, value)
         finally:
-            batcher.visit.write_back()
+            batcher.visit.write_back(leaves=True)
             batcher.visit = outer
 
     def note_late(self) -> None:

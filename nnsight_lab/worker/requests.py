@@ -22,6 +22,10 @@ from nnsight_lab.wire.messages import BlockSaves, RequestSaves, SequenceSaves, W
 from nnsight_lab.worker.caches import plain
 from nnsight_lab.worker.courier import Courier, Parcel
 from nnsight_lab.worker.greenlets import BlockMediator
+from nnsight_lab.worker.steps import Need, Steps
+
+#: Marks of values that are gone are sorted out once there are so many.
+_MARKS = 64
 
 
 class Template(NamedTuple):
@@ -30,6 +34,7 @@ class Template(NamedTuple):
     name: str
     block: Block
     code: Any
+    wide: str
 
 
 class LabRequest(Request):
@@ -49,8 +54,13 @@ class LabRequests(Requests):
 
     templates: dict[str, Template]
 
-    def __init__(self, interleaver: Any, courier: Courier, *, traces: bool, edits: bool) -> None:
+    def __init__(
+        self, interleaver: Any, courier: Courier, steps: Steps, *, traces: bool, edits: bool
+    ) -> None:
         super().__init__()
+        self.steps = steps
+        #: How the step under way is run; None where nothing is replayed at all.
+        self.need: Need | None = None
         #: Whether this rank answers for traces, and for edits; else it only winds their blocks up.
         self.answers_traces = traces
         self.answers_edits = edits
@@ -72,7 +82,10 @@ class LabRequests(Requests):
         name: str | None = None,
     ) -> None:
         block: Block = loads(payload, persistent_objects=persistent_objects)
-        self.templates[registration_id] = Template(name or registration_id, block, block.compile())
+        code = block.compile()
+        self.templates[registration_id] = Template(
+            name or registration_id, block, code, self.steps.is_wide(block, code)
+        )
         self.names[registration_id] = name
 
     def unregister(self, registration_id: str) -> None:
@@ -102,13 +115,15 @@ class LabRequests(Requests):
                     )
                     continue
                 request.names[registration_id] = template.name
-                mediator = BlockMediator(template.block, template.code)
+                mediator = BlockMediator(template.block, template.code, template.wide)
                 request.copies[registration_id] = self._aboard(mediator, request)
             if payload is None:
                 continue
             try:
                 block: Block = loads(payload, persistent_objects=persistent_objects)
-                request.mediator = self._aboard(BlockMediator(block, block.compile()), request)
+                code = block.compile()
+                mediator = BlockMediator(block, code, self.steps.is_wide(block, code))
+                request.mediator = self._aboard(mediator, request)
             except Exception as exception:
                 request.error = errors.capture(exception)
 
@@ -170,9 +185,28 @@ class LabRequests(Requests):
             if expected is None or thrown is not error:
                 mediator.lab_error = self._capture(mediator, thrown)
 
+    @property
+    def module_by_module(self) -> bool:
+        """Whether the step under way, or the last one, ran so on an engine that replays."""
+        return self.need is Need.HOOKS
+
+    def unflatten(self, model: Any) -> None:
+        """After the forward: count what a replay reached, then go from tokens to rows."""
+        if self.need in (Need.NOTHING, Need.TAPS) and model.interleaver.mediators:
+            self.steps.passed(model.interleaver, self.need)
+        super().unflatten(model)
+
     def record_saves(self) -> None:
-        """At the end of a step: note what was saved, and begin to copy what ended blocks saved."""
-        super().record_saves()
+        """At the end of a step: note errors, and begin to copy what ended blocks saved.
+
+        What was saved is noted when a block is packed, not at each step: marks are the block's own here,
+        and a block that loops over a thousand tokens would be looked through a thousand times.
+        """
+        for request in self.requests.values():
+            for mediator in request.workers():
+                failed = mediator.exception is not None and mediator.lab_error is None
+                if mediator.batch_group is not None and (failed or len(mediator.marks) > _MARKS):
+                    self.record(mediator)
         self.pack_ended()
 
     def pack_ended(self) -> None:

@@ -57,6 +57,11 @@ class LabRPC:
         """Give memory that is free in the C heap back to the system; whether there was a way to."""
         return bool(self.model_runner.heap.trim(at_once=True))
 
+    def lab_steps(self) -> dict[str, Any]:
+        """How steps were run: ``steps`` by kind, and the ``reasons`` why some did not replay a graph."""
+        figures: dict[str, Any] = self.model_runner.lab_steps()
+        return figures
+
     def nnsight_request_count(self) -> int:
         """How many requests with blocks this worker still tracks: 0 when all have gone home."""
         return len(self.model_runner.nnsight_requests.requests)

@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 from nnsight.modeling.vllm.model_runners.GPUModelRunner import NNsightGPUModelRunner
+from vllm.compilation.breakable_cudagraph import BreakableCUDAGraphWrapper
+from vllm.config import CUDAGraphMode
 from vllm.distributed.parallel_state import get_pp_group, get_tp_group, get_world_group
 
 from nnsight_lab import pins
@@ -19,14 +21,19 @@ from nnsight_lab.wire.keys import SAVES_CONFIG
 from nnsight_lab.worker import looking, peeking, stopping
 from nnsight_lab.worker.batching import LabBatcher, LabInterleaver
 from nnsight_lab.worker.courier import Courier
+from nnsight_lab.worker.graphs import TwoGraphs
 from nnsight_lab.worker.heap import Heap
 from nnsight_lab.worker.requests import LabRequests
+from nnsight_lab.worker.steps import Need, Steps
 
 
 class LabRunner(NNsightGPUModelRunner):
     """A vLLM model runner in which blocks run."""
 
     nnsight_requests: LabRequests
+    model: Any
+    #: Whether a step that a graph would replay is run with only taps serving, where there are no graphs.
+    acts_replays = False
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         super().load_model(*args, **kwargs)
@@ -34,7 +41,7 @@ class LabRunner(NNsightGPUModelRunner):
         stopping.listen()
         interleaver = self.nnsight_model.interleaver
         interleaver.__class__ = LabInterleaver
-        interleaver.spliced = {}
+        interleaver.prepare()
         interleaver.batcher = LabBatcher(None)
         settings = (self.vllm_config.additional_config or {}).get(SAVES_CONFIG)
         # The rank over tensor and pipeline parallelism: each worker has slabs of its own.
@@ -43,23 +50,67 @@ class LabRunner(NNsightGPUModelRunner):
         self.heap = Heap(on_cpu=self.device.type == "cpu")
         # Reads are gathered, so every rank of a tensor-parallel group holds the same values: one
         # moves them. Pipeline stages each answer for the layers they have.
+        self.steps = Steps(interleaver.taps, [envoy.path for envoy in self.nnsight_model.modules()])
+        self._lab_in_step = False
         self.nnsight_requests = LabRequests(
             interleaver,
             self.courier,
+            self.steps,
             traces=get_pp_group().rank == 0,
             edits=get_tp_group().rank_in_group == 0,
         )
+        if isinstance(self.model, BreakableCUDAGraphWrapper):
+            self.model = TwoGraphs(self.model.runnable, self.vllm_config, interleaver)
         # A block names envoys of the kernel's tree by path; here they are this worker's own. Else
         # every block would carry the whole tree: 48 kB and 10 ms a request, measured.
         for envoy in self.nnsight_model.modules():
             self.nnsight_persistent_objects[f"Envoy:{envoy.path}"] = envoy
 
+    def capture_model(self) -> Any:
+        """Record the graphs, each of them twice (see `nnsight_lab.worker.graphs`)."""
+        return super(NNsightGPUModelRunner, self).capture_model()
+
     def execute_model(self, *args: Any, **kwargs: Any) -> Any:
+        interleaver = self.nnsight_model.interleaver
         # A module may be skipped in one step and never reach its output; nothing may linger.
-        self.nnsight_model.interleaver.spliced.clear()
-        output = super().execute_model(*args, **kwargs)
-        self.nnsight_requests.pack_ended()
+        interleaver.spliced.clear()
+        interleaver.stops = interleaver.hushed = False
+        requests = self.nnsight_requests
+        requests.need = None
+        before = dict(interleaver.counts) if interleaver.taps else None
+        self._lab_in_step = True
+        try:
+            output = super().execute_model(*args, **kwargs)
+        finally:
+            self._lab_in_step = False
+        if before is not None and requests.module_by_module and interleaver.mediators:
+            self.steps.learn(before, interleaver.counts)
+        requests.pack_ended()
         return output
+
+    def _determine_batch_execution_and_padding(self, *args: Any, **kwargs: Any) -> Any:
+        """How vLLM runs this step; module by module where a block waits for what no replay serves."""
+        interleaver = self.nnsight_model.interleaver
+        if not self._lab_in_step or not interleaver.taps:
+            return super()._determine_batch_execution_and_padding(*args, **kwargs)
+        need, reason = self.steps.need(interleaver)
+        if need is Need.HOOKS:
+            kwargs["force_eager"] = True
+        found = super()._determine_batch_execution_and_padding(*args, **kwargs)
+        replays = found[0] != CUDAGraphMode.NONE
+        if need is not Need.HOOKS and not replays:
+            acted = self.acts_replays and kwargs["max_num_scheduled_tokens"] == 1
+            interleaver.hushed = acted
+            if not acted:
+                need, reason = Need.HOOKS, "a prompt"
+        interleaver.stops = need is Need.TAPS
+        self.nnsight_requests.need = need
+        self.steps.note(need, reason)
+        return found
+
+    def lab_steps(self) -> dict[str, Any]:
+        """How this rank's steps were run, in figures."""
+        return self.steps.figures()
 
     def lab_register(self, registration_id: str, payload: bytes, name: str) -> None:
         """Keep an edit's block for the requests that will name it."""

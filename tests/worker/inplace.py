@@ -14,8 +14,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, ClassVar
 
+import torch
 from nnsight.modeling.vllm.batching import VLLMBatcher
 
+from nnsight_lab.worker import batching
 from nnsight_lab.worker.batching import LabBatcher
 from nnsight_lab.worker.courier import Copies, Courier
 from nnsight_lab.worker.cpu import LabCPUWorker
@@ -25,6 +27,20 @@ class SharingBatcher(VLLMBatcher):
     """nnsight's own: a block is served views of the model's buffers."""
 
     partial_skip: ClassVar[list[Any]] = []  # what the interleaver of this package looks for
+    commons: ClassVar[Any] = None
+
+
+class CountedCommon(batching.Common):
+    """The package's own, counted."""
+
+    made = 0
+
+    def __init__(self, value: torch.Tensor) -> None:
+        super().__init__(value)
+        CountedCommon.made += 1
+
+
+batching.Common = CountedCommon  # type: ignore[misc]
 
 
 class Late:
@@ -92,6 +108,14 @@ class InPlaceCPUWorker(LabCPUWorker):
     def overwritten_count(self) -> int:
         """How many norms have overwritten their inputs, so that a test sees the stand-in stand in."""
         return InPlaceCPUWorker.overwritten
+
+    def share_copies(self, sharing: bool) -> None:
+        """Serve the blocks of a step pieces of a common copy, as the package does, or a copy each."""
+        batching._COMMON_BYTES = 4 << 20 if sharing else 0
+
+    def common_copies(self) -> int:
+        """How many common copies there have been."""
+        return CountedCommon.made
 
     def share_views(self, sharing: bool) -> None:
         """Serve blocks views, as nnsight does, or private copies, as this package does."""

@@ -1,0 +1,192 @@
+"""Which steps run module by module, so that blocks can be served, and which replay a CUDA graph.
+
+The hard fact: a replayed graph runs no Python, so no module hands anything to a block; running every step
+module by module costs a small model most of its speed. So before each step the blocks that live are asked
+what they wait for. Nobody waits on a module: the whole graph is replayed. Somebody waits on a tap (an input
+or output of a decoder layer): the graph that stops at taps is. Anything else: the step runs module by module.
+
+A block is ordinary Python, and may ask for another module once it was served at a tap, when the replay has
+begun and that module can no longer be reached. So a block is read first: one that names a module that is no
+tap keeps every step it takes part in from replaying. What slips through (a name made at run time) is that
+request's error, never a later step's value.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from enum import Enum
+from types import CodeType, FunctionType
+from typing import TYPE_CHECKING, Any, Final
+
+from nnsight.intervention.envoy import Envoy
+
+if TYPE_CHECKING:
+    from nnsight_lab.blocks.block import Block
+
+_SIDES: Final = ("input", "output", "skip")
+#: Ways to a module that no reader of the source can follow.
+_ANY: Final = frozenset(
+    {"getattr", "modules", "named_modules", "children", "named_children", "cache", "barrier"}
+)
+_INSIDE: Final = frozenset({"source", "skip"})
+
+
+class Need(Enum):
+    """What a step needs: no module, the taps, or every module's hand-over."""
+
+    NOTHING = "replayed"
+    TAPS = "replayed with taps"
+    HOOKS = "module by module"
+
+
+class MissedByReplay(RuntimeError):
+    """A block asked for a module that is no tap in a step that was being replayed."""
+
+
+def is_module_location(location: str) -> bool:
+    """Whether a location is a module's input, output or skip, or lies inside a module."""
+    return location.rpartition(".")[2] in _SIDES or ".source." in location
+
+
+class Steps:
+    """Decides before each step, and keeps the books that a replayed step does not keep itself.
+
+    Args:
+        taps: Locations that a replay can serve.
+        paths: Of every module of the model.
+
+    Attributes:
+        kinds: How many steps ran in each way.
+        reasons: Why steps did not replay: a location, or what kind of step it was.
+    """
+
+    def __init__(self, taps: frozenset[str], paths: Iterable[str]) -> None:
+        self.taps = taps
+        self.kinds: Counter[str] = Counter()
+        self.reasons: Counter[str] = Counter()
+        #: Location -> how often one forward reaches it.
+        self.visits: dict[str, int] = {}
+        self._known = 0
+        self._tapped = frozenset(tap.rpartition(".")[0] for tap in taps)
+        ways = {part for path in self._tapped for part in path.split(".")}
+        self._modules = frozenset(part for path in paths for part in path.split(".")) - ways
+
+    # -- before a step -------------------------------------------------------------------------
+
+    def need(self, interleaver: Any) -> tuple[Need, str]:
+        """What the blocks of this step wait for, and the location that decided it."""
+        if interleaver.observers:
+            return Need.HOOKS, "tracer.cache()"
+        found = Need.NOTHING, ""
+        for mediator in interleaver.mediators:
+            pending = mediator.pending
+            if not mediator.alive or pending is None:
+                continue
+            location = pending.provider
+            if location is None:
+                return Need.HOOKS, "a barrier"
+            if not is_module_location(location):
+                continue
+            reached = mediator.occurrence(location)
+            if not reached <= pending.iteration < reached + self.visits.get(location, 1):
+                continue  # of a later step, or one that is never reached again
+            if location not in self.taps:
+                return Need.HOOKS, location
+            if mediator.wide:
+                return Need.HOOKS, mediator.wide
+            found = Need.TAPS, location
+        return found
+
+    def is_wide(self, block: Block, code: CodeType) -> str:
+        """What in a block names a module that a replay could not serve; empty where nothing does."""
+        if not self.taps:
+            return ""
+        tree = ast.parse(block.source)
+        called = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute):
+                inside = node.attr in _INSIDE
+                if inside or node.attr in _ANY or (node.attr in self._modules and id(node) not in called):
+                    return f".{node.attr}"
+            elif isinstance(node, ast.Name) and node.id in _ANY:
+                return node.id
+        return self._captured(block.glbls, code) or self._captured(block.lcls, code)
+
+    def _captured(self, scope: Mapping[str, Any], code: CodeType) -> str:
+        names = set(_names(code))
+        for name, value in scope.items():
+            if name not in names:
+                continue
+            if isinstance(value, Envoy) and not self._leads_to_taps(value.path):
+                return name
+            if isinstance(value, FunctionType):
+                named = set(_names(value.__code__))
+                if named & (_ANY | _INSIDE | self._modules):
+                    return f"{name}()"
+        return ""
+
+    def _leads_to_taps(self, path: str) -> bool:
+        return path in self._tapped or any(tap.startswith(f"{path}.") for tap in self._tapped)
+
+    # -- after a step --------------------------------------------------------------------------
+
+    def learn(self, before: Mapping[str, int], after: Mapping[str, int]) -> None:
+        """Note how often a step that ran module by module reached each location."""
+        if len(after) == self._known:
+            return
+        self._known = len(after)
+        for location, count in after.items():
+            seen = count - before.get(location, 0)
+            if seen > self.visits.get(location, 0) and is_module_location(location):
+                self.visits[location] = seen
+
+    def passed(self, interleaver: Any, need: Need) -> None:
+        """Count what a replayed step reached in silence, and end blocks that wait for it.
+
+        A location is counted also where nobody is served: the third visit is the third, whichever way
+        the two before were run.
+        """
+        counts = interleaver.counts
+        served = self.taps if need is Need.TAPS else frozenset()
+        for location, visits in self.visits.items():
+            if location not in served:
+                counts[location] = counts.get(location, 0) + visits
+        for mediator in interleaver.mediators:
+            pending = mediator.pending
+            if not mediator.alive or pending is None or pending.provider in (None, *self.taps):
+                continue
+            location = pending.provider
+            if is_module_location(location) and pending.iteration < mediator.occurrence(location):
+                _miss(mediator, location)
+
+    def note(self, need: Need, reason: str) -> None:
+        """Count a step, and why it did not replay."""
+        self.kinds[need.value] += 1
+        if need is Need.HOOKS:
+            self.reasons[reason] += 1
+
+    def figures(self) -> dict[str, Any]:
+        """The counts as plain values."""
+        return {"steps": dict(self.kinds), "reasons": dict(self.reasons.most_common(20))}
+
+
+def _names(code: CodeType) -> Iterable[str]:
+    yield from code.co_names
+    yield from code.co_freevars
+    for const in code.co_consts:
+        if isinstance(const, CodeType):
+            yield from _names(const)
+
+
+def _miss(mediator: Any, location: str) -> None:
+    error = MissedByReplay(
+        f"{location} was asked for in a step that was already replaying a CUDA graph, after a value that "
+        "replays serve; name the module in the block itself, or start the engine with enforce_eager=True"
+    )
+    try:
+        mediator.worker.throw(error)
+    except Exception as thrown:
+        mediator.exception = thrown
+        mediator.pending = None
