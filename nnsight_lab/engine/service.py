@@ -130,12 +130,14 @@ class EngineService(EngineLife):
             for other in self._under_way.values():
                 other.crowded = True
             self._under_way[id(call)] = call
-        call.future.add_done_callback(lambda _: self._leave_crowd(call))
+        # Not the call: its future would hold it, and with it its saves, until the next collection of garbage.
+        key, aborted = id(call), call.aborted
+        call.future.add_done_callback(lambda _: self._leave_crowd(key, aborted))
 
-    def _leave_crowd(self, call: Call) -> None:
+    def _leave_crowd(self, key: int, aborted: threading.Event) -> None:
         with self._crowd:
-            self._under_way.pop(id(call), None)
-            self._disturbed = self._disturbed or call.aborted.is_set()
+            self._under_way.pop(key, None)
+            self._disturbed = self._disturbed or aborted.is_set()
 
     def _timed(self, call: Call) -> None:
         """Note how fast a call was that had the engine to itself, without its way home."""
