@@ -154,7 +154,7 @@ def run_soak(arguments: argparse.Namespace) -> int:
         return 0
     print(
         f"{found['requests']} requests, {found['requests_per_s']} a second, "
-        f"{found['saved_kb_per_request']} kB saved by each; what is not given back grew, after the first 1000:"
+        f"{found['saved_kb_per_request']} kB saved by each; what stays, and grew past the first 1000:"
     )
     for name, grown in found["growth"].items():
         print(f"  {name:<24} {grown['mb']:>8.2f} MB  {grown['bytes_per_request']:>10.1f} bytes a request")
