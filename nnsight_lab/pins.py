@@ -165,6 +165,7 @@ CPU_WORKER = (
     ),
     Pin("vllm.v1.worker.cpu_worker", "CPUWorker.init_device", "the runner is swapped there"),
     Pin("vllm.v1.worker.cpu_model_runner", "CPUModelRunner", "the runner that is swapped"),
+    Pin("vllm.v1.worker.gpu_input_batch", "CachedRequestState", "NaN is cleared from the KV cache"),
 )
 
 

@@ -5,9 +5,9 @@ the memory that is each process's alone and that it cannot give back (USS withou
 are counted apart, and after what is free in the worker's heap was given back), and the shared memory of
 saves. The first thousand requests fill caches and arenas, and do not count.
 
-On a CPU oneDNN keeps a primitive of each matrix for each number of tokens that a step had (the 1,024 latest,
-so of about 256 numbers; 1.3 MB a number on the demo model), and which numbers a batch is split into is
-chance. So every number that a step can have here is run once before anything is counted.
+On a CPU oneDNN keeps a primitive of each matrix for each number of tokens and of rows that a step had (the
+1,024 latest; 1.3 MB a number on the demo model), and which numbers a batch is split into is chance. So few
+requests run at once, and every number of tokens that a step can have is run before anything is counted.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ _EVERY = 500
 _WARM_UP = 1000
 #: Of each prompt.
 _TOKENS = 5
+_AT_ONCE = 10
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,8 @@ def measure(
     Returns:
         ``growth`` after the first thousand requests, and the samples behind it.
     """
-    options.setdefault("max_model_len", 512)
+    options.setdefault("max_model_len", 256)
+    options.setdefault("max_num_seqs", _AT_ONCE)
     say("starting the engine")
     engine = lab.start(model, name="bench-soak", mode=mode, **options)
     try:
@@ -127,7 +129,7 @@ def _install(engine: LocalEngine) -> int:
 
 def _run(engine: LocalEngine, requests: int, edits: list[str], say: Callable[[str], None]) -> list[Sample]:
     say("running every number of tokens that a step can have")
-    most = min(_BATCH * _TOKENS, engine._context() - 1)
+    most = min(engine._at_once() * _TOKENS, engine._context() - 1)
     for tokens in range(_TOKENS, most + 1, _TOKENS):
         prompt = [(3 * tokens + i) % 200 for i in range(tokens)]
         engine.generate([prompt], edits=edits, max_tokens=1, temperature=0.0)

@@ -63,7 +63,8 @@ def add_parser(sub: Any) -> None:
         "soak",
         help="whether anything grows over many requests (some minutes)",
         description="Run many short prompts under an edit that saves every residual stream, and look at the "
-        "memory of every process and at the shared memory; the first thousand requests do not count.",
+        "memory that every process cannot give back and at the shared memory; the first thousand requests do "
+        "not count.",
     )
     soak.add_argument("--model", default="demo", help="as for `%%engine start` (default: demo)")
     soak.add_argument("--mode", choices=("sync", "async"), default="sync")
@@ -182,7 +183,7 @@ def run_soak(arguments: argparse.Namespace) -> int:
         return 0
     print(
         f"{found['requests']} requests, {found['requests_per_s']} a second, "
-        f"{found['saved_kb_per_request']} kB saved by each; growth after the first 1000:"
+        f"{found['saved_kb_per_request']} kB saved by each; what stays, and grew past the first 1000:"
     )
     for name, grown in found["growth"].items():
         print(f"  {name:<24} {grown['mb']:>8.2f} MB  {grown['bytes_per_request']:>10.1f} bytes a request")

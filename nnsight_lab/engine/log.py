@@ -158,13 +158,15 @@ class EngineLog:
 
 def _ended(death: re.Match[str]) -> str:
     """``"the process VLLM::Worker-0 was killed by SIGKILL"``, and who does such things."""
-    code = int(death["code"] or 0)
+    who = f"the {death['kind'].lower()} process {death['name']}"
+    if death["code"] is None:  # vLLM looked before the system had told
+        return f"{who} ended unexpectedly (killed, perhaps by the system's out-of-memory killer)"
+    code = int(death["code"])
     if code >= 0:
-        how = f"ended by itself (exit code {code})" if death["code"] else "ended"
-        return f"the {death['kind'].lower()} process {death['name']} {how}"
+        return f"{who} ended by itself (exit code {code})"
     try:
         name = signal.Signals(-code).name
     except ValueError:
         name = f"signal {-code}"
-    said = f"the {death['kind'].lower()} process {death['name']} was killed by {name}"
+    said = f"{who} was killed by {name}"
     return f"{said} (the system's out-of-memory killer does that)" if name == "SIGKILL" else said

@@ -6,17 +6,42 @@ is put on vLLM's CPU runner. A runner of another kind is refused, not run uninst
 
 from __future__ import annotations
 
+from typing import Any
+
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 from vllm.v1.worker.cpu_worker import CPUWorker
 
 from nnsight_lab import pins
 from nnsight_lab.errors import EngineStartFailed
+from nnsight_lab.worker.poison import clear_poisoned
 from nnsight_lab.worker.rpc import LabRPC
 from nnsight_lab.worker.runner import LabRunner
 
 
 class LabCPURunner(LabRunner, CPUModelRunner):
-    """vLLM's CPU runner with blocks."""
+    """vLLM's CPU runner with blocks.
+
+    Attributes:
+        ridden: The requests that blocks rode, until the scheduler says that they are over.
+    """
+
+    ridden: set[str]
+
+    def load_model(self, *args: Any, **kwargs: Any) -> None:
+        super().load_model(*args, **kwargs)
+        self.ridden = set()
+
+    def _update_states(self, scheduler_output: Any) -> None:
+        # Before the step that may give their cache blocks to others.
+        for request_id in self.ridden.intersection(scheduler_output.finished_req_ids):
+            self.ridden.discard(request_id)
+            state = self.requests.get(request_id)
+            if state is not None and not self.cache_config.enable_prefix_caching:
+                blocks = [block for group in state.block_ids for block in group]
+                clear_poisoned(self.kv_caches, blocks, request_id)
+        super()._update_states(scheduler_output)
+        tracked = self.nnsight_requests.requests
+        self.ridden.update(new.req_id for new in scheduler_output.scheduled_new_reqs if new.req_id in tracked)
 
 
 class LabCPUWorker(LabRPC, CPUWorker):

@@ -13,6 +13,7 @@ from typing import Any
 
 from greenlet import GreenletExit
 from nnsight.intervention.interleaver import Mediator
+from nnsight.modeling.vllm.model_runners.GPUModelRunner import Request
 
 from nnsight_lab.blocks.block import Block
 from nnsight_lab.wire.messages import WorkerError
@@ -30,6 +31,20 @@ class ExitedBlock(Exception):
         super().__init__(original)
         self.original = original
         self.__intervention_tb__ = original.__traceback__
+
+
+class BlockStopped(BaseException):
+    """Raised in a block whose request was given up; not an `Exception`, which blocks catch."""
+
+
+#: Requests that were given up while a block of theirs did not end (see `nnsight_lab.worker.stopping`): what
+#: is left of their blocks does not run either. The latest ones named; empty but for that.
+GIVEN_UP: set[str] = set()
+
+
+def given_up(request_id: str) -> bool:
+    """Whether a request of the worker's is one of those."""
+    return bool(GIVEN_UP) and Request(request_id).named(GIVEN_UP)
 
 
 class Marks(set[int]):
@@ -89,6 +104,8 @@ class BlockMediator(Mediator):
         self.wide = wide
 
     def switch(self, *args: Any) -> Any:
+        if GIVEN_UP and given_up(self.rider_of):
+            raise ExitedBlock(BlockStopped("its request was given up"))
         try:
             pending = super().switch(*args)
         except (Exception, GreenletExit):

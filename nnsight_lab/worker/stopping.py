@@ -3,9 +3,10 @@
 While a block runs ``while True: pass`` its worker reads no message, so an abort cannot reach it, and every
 request of everybody waits. A signal does: Python runs its handler in the main thread, where blocks run,
 between two instructions. The handler raises in the block, but only where the block that runs at that moment
-belongs to a request that was given up; the kernel names those in a file beside the engine's log. Nothing is
-paid for it until then. Code in C that does not return to Python, and blocks that catch everything and go on,
-are not broken off by it; neither is a worker whose blocks run in another thread (Ray).
+belongs to a request that was given up; the kernel names those in a file beside the engine's log. What is
+left of their other blocks is not run either. Nothing is paid for it until then. Code in C that does not
+return to Python, and blocks that catch everything and go on, are not broken off by it; neither is a worker
+whose blocks run in another thread (Ray).
 """
 
 from __future__ import annotations
@@ -18,14 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from greenlet import getcurrent
-from nnsight.modeling.vllm.model_runners.GPUModelRunner import Request
 
 from nnsight_lab.wire.keys import LOG_ENV, STOP_SIGNAL, stop_file
-from nnsight_lab.worker.greenlets import BlockMediator
-
-
-class BlockStopped(BaseException):
-    """Raised in a block whose request was given up; not an `Exception`, which blocks catch."""
+from nnsight_lab.worker.greenlets import GIVEN_UP, BlockMediator, BlockStopped, given_up
 
 
 def listen() -> None:
@@ -36,20 +32,17 @@ def listen() -> None:
 
 
 def _stop(signum: int, frame: Any) -> None:
+    GIVEN_UP.clear()
+    GIVEN_UP.update(_named())
     mediator = getattr(getcurrent(), "mediator", None)
     block = mediator() if mediator is not None else None
-    if isinstance(block, BlockMediator) and belongs(block.rider_of, given_up()):
+    if isinstance(block, BlockMediator) and given_up(block.rider_of):
         raise BlockStopped("its request was given up")
 
 
-def given_up() -> set[str]:
+def _named() -> set[str]:
     """The requests that the kernel named."""
     try:
         return set(stop_file(Path(os.environ[LOG_ENV])).read_text().split())
     except (OSError, KeyError):
         return set()
-
-
-def belongs(request_id: str, ids: set[str]) -> bool:
-    """Whether a request of the worker's is one of ``ids``, the engine's."""
-    return bool(ids) and Request(request_id).named(ids)

@@ -500,3 +500,18 @@ def test_shared_memory_that_nobody_needs_returns_to_the_system_and_calls_in_a_ro
     until(lambda: shutil.disk_usage("/dev/shm").free > free - 2 * keep_bytes, 5)
     large(engine, 400)
     one_engine.stop()
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_what_a_block_wrote_that_is_not_finite_harms_no_later_request(engine, value):
+    model = engine.model
+    prompts = [TOWER, CAT, TOWER * 3, CAT * 5]
+
+    def answers():
+        return [list(output.outputs[0].token_ids) for output in engine.generate(prompts, **GREEDY)]
+
+    expected = answers()
+    for _ in range(2):
+        with engine.trace([TOWER * 12] * 6, max_tokens=4, ignore_eos=True):
+            model.model.layers[0].output[0][:] = value
+        assert answers() == expected

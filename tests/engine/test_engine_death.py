@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -53,8 +54,10 @@ def test_killing_a_process_ends_every_wait_and_a_restart_brings_the_edits_back(e
         assert "`%engine restart` brings it back with its edits" in str(error)
         assert error.cause
         if victim == "Worker":  # whoever waits, on whichever kind of engine, is told the same
-            assert "Worker" in error.cause
-            assert "was killed by SIGKILL" in error.cause
+            # vLLM may look at the exit code before the system has told it.
+            assert re.match(
+                "the worker process VllmWorker-0 (was killed by SIGKILL|ended .*killed)", error.cause
+            )
         assert len(str(error).splitlines()) == 1
 
     assert not engine.alive

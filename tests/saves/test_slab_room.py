@@ -172,7 +172,7 @@ def test_idle_memory_beyond_what_is_kept_goes_after_a_while_and_not_at_once(memo
 
 def test_a_small_piece_joins_others_so_that_idle_slabs_stay_whole(memory: Path, disk: Path) -> None:
     slabs = pool(memory, disk, 4 * MIN_SLAB)
-    pieces = [slabs.allocate(MIN_SLAB), slabs.allocate(MIN_SLAB - MIB)]
+    pieces = [slabs.allocate(MIN_SLAB), slabs.allocate(2 * MIB)]
     slabs.release(pieces[:1])
     assert slabs.allocate(MIB // 2).path == pieces[1].path
     slabs.close()
@@ -435,3 +435,18 @@ def test_a_copy_that_fails_is_that_blocks_error_and_takes_no_memory(
     assert "CUDA out of memory" in parcel.error.message
     assert courier.used_bytes == 0
     courier.close()
+
+
+@pytest.mark.parametrize("megabytes", [5, 17, 25, 40, 50, 63])
+def test_pieces_of_one_size_fill_the_memory_before_any_goes_to_disk(
+    memory: Path, disk: Path, megabytes: int
+) -> None:
+    wanted, budget = megabytes * MIB, 10 * MIN_SLAB
+    slabs = pool(memory, disk, budget, 10 * MIN_SLAB)
+    held = []
+    while not held or not held[-1].path.startswith(str(disk)):
+        held.append(slabs.allocate(wanted))
+    in_memory = (len(held) - 1) * wanted
+    assert budget - in_memory < max(wanted, MIN_SLAB // 8)
+    slabs.release(held)
+    slabs.close()
