@@ -192,6 +192,13 @@ def test_an_interrupt_between_two_pieces_gives_the_engine_back_at_once(engine, m
     freed(engine)
 
 
+def test_a_look_leaves_nothing_among_the_saves(engine):
+    before = list(engine.saves.labels())
+    engine.logit_lens([TOWER, CAT])
+    engine.attention(TOWER)
+    assert list(engine.saves.labels()) == before
+
+
 def test_nothing_is_kept_of_a_look_that_is_done_or_was_refused(engine, monkeypatch):
     shares = []
     engine.logit_lens([TOWER, CAT], progress=shares.append)
