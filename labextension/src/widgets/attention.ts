@@ -399,6 +399,10 @@ class Attention {
       .ask(kinds.CELL, { layer, query }, ({ buffers }) => {
         if (prompt === this.#prompt && query === this.#query && layer === this.#settings.leads[0]) {
           this.#weights = buffers.map(one => new Float32Array(one.buffer));
+          if (this.#stage) {
+            this.#stage.row = query;
+            this.#stage.refresh();
+          }
           this.#tell();
         }
       })

@@ -26,6 +26,8 @@ export class Stage {
   readonly canvas = element('canvas', { tabindex: '0', class: 'nnl-canvas' });
   readonly view: Viewport;
   cursor: Cell | null = null;
+  /** A row that is marked, in values. */
+  row: number | null = null;
   poster: HTMLImageElement | null = null;
   #frame = 0;
   #asking = false;
@@ -130,11 +132,24 @@ export class Stage {
     context.rect(this.painter.needsRows ? 0 : -this.axes.left, 0, this.view.width + this.axes.left, this.view.height);
     context.clip();
     const done = this.painter.draw(context, geometry, this.settings());
+    this.#drawRow(context, geometry);
     this.#drawCursor(context, geometry);
     context.restore();
     this.axes.draw(context, geometry, this.painter.needsRows);
     this.hooks.state(done);
     this.#ask(done);
+  }
+
+  #drawRow(context: CanvasRenderingContext2D, { view, accent }: Geometry): void {
+    if (this.row !== null) {
+      const y = (this.row - view.y) * view.scaleY;
+      const width = Math.min(view.width, (view.columns - view.x) * view.scaleX);
+      for (const [line, colour] of [[3.5, '#000'], [1.5, accent]] as const) {
+        context.lineWidth = line;
+        context.strokeStyle = colour;
+        context.strokeRect(1, y, width - 2, Math.max(view.scaleY, 3));
+      }
+    }
   }
 
   #drawCursor(context: CanvasRenderingContext2D, { view }: Geometry): void {
