@@ -34,11 +34,11 @@ Progress = Callable[[float], None]
 # Functions of the worker's own, imported there: nothing of this package travels with a block.
 _LENS_BLOCK = """\
 from nnsight_lab.worker.looking import lens_of_request
-found = {"kept": lens_of_request(model, **asked)}.save()
+lens_of_request(model, **asked)
 """
 _ATTENTION_BLOCK = """\
 from nnsight_lab.worker.looking import attention_of_request
-found = {"kept": attention_of_request(model, **asked)}.save()
+attention_of_request(model, **asked)
 """
 
 

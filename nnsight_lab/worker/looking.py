@@ -105,7 +105,7 @@ def lens_of_request(
     positions: list[int],
     key: str,
     check: bool,
-) -> bool:
+) -> None:
     """Keep the streams of the request whose block calls this, through the final norm.
 
     Args:
@@ -118,9 +118,6 @@ def lens_of_request(
         positions: Which tokens of the prompt.
         key: What they are kept under, for `piece`.
         check: Whether to compare with the model's logits; not where an edit may have changed them.
-
-    Returns:
-        That they are kept.
 
     Raises:
         LensRefused: When the last layer's lens is not what the model says.
@@ -136,7 +133,6 @@ def lens_of_request(
     if check:
         _agrees(_unembed(model, last[-1:]), model.logits[-1:], last.dtype, "the model's own logits", "lens")
     _KEPT[key] = _Streams([hidden[:-1] for hidden in normed[: len(wanted)]], last[:-1])
-    return True
 
 
 def lens_of_stream(
@@ -221,7 +217,7 @@ def attention_of_request(
     wanted: list[int],
     key: str,
     check: bool,
-) -> bool:
+) -> None:
     """Keep the queries and keys of the request whose block calls this.
 
     Args:
@@ -231,9 +227,6 @@ def attention_of_request(
         wanted: Which of them, ascending.
         key: What they are kept under, for `piece`.
         check: Whether to compare with the attention's output; not where an edit may have changed it.
-
-    Returns:
-        That they are kept.
 
     Raises:
         LensRefused: When a layer's attention is more than its queries and keys, or does not give the
@@ -255,7 +248,6 @@ def attention_of_request(
             value = value.reshape(offers.shape[0], form.kv_heads, -1)
             _gives(asks, offers, value, form, attention, f"layer {number}'s attention")
     _KEPT[key] = kept
-    return True
 
 
 def _pattern(

@@ -117,7 +117,9 @@ def test_a_stream_may_stand_where_a_prompt_does(engine):
     streams = torch.randn(models.LAYERS, 5, models.HIDDEN)
     for given in (streams, list(streams)):
         same(engine.logit_lens(given), engine.logit_lens(residual=streams))
-    same(engine.logit_lens(streams[1]), engine.logit_lens(residual=streams[1]))
+    one, other = engine.logit_lens(streams[1]), engine.logit_lens(residual=streams[1])
+    torch.testing.assert_close(one.top_probabilities, other.top_probabilities, **CLOSE)
+    assert one.final_ids is None
     ids = torch.tensor(engine.tokenizer(TOWER).input_ids)
     same(engine.logit_lens(ids), engine.logit_lens(TOWER))
 
@@ -190,6 +192,13 @@ def test_an_interrupt_between_two_pieces_gives_the_engine_back_at_once(engine, m
     assert 0 < shares[-1] < 0.5
     assert kept(engine) == 0
     freed(engine)
+
+
+def test_a_look_leaves_nothing_among_the_saves(engine):
+    before = list(engine.saves.labels())
+    engine.logit_lens([TOWER, CAT])
+    engine.attention(TOWER)
+    assert list(engine.saves.labels()) == before
 
 
 def test_nothing_is_kept_of_a_look_that_is_done_or_was_refused(engine, monkeypatch):

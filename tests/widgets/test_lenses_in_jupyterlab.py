@@ -292,6 +292,23 @@ def test_a_lens_of_a_hundred_layers_and_a_thousand_positions_is_scrolled(show: A
     view.done()
 
 
+def test_axes_of_more_tokens_than_are_read_have_numbers(show: Any) -> None:
+    view = show(
+        "many = torch.ones(1, 1, 700, 700).tril()\n"
+        "lab.lens.Attention(many / many.sum(-1, keepdim=True), (0,), (0,), tuple(range(700)),\n"
+        "    tuple(range(700)), tuple(f' w{n}' for n in range(700)))",
+        "attention",
+    )
+    canvas = view.root.locator("canvas.nnl-canvas")
+    # Ink left of the plot, in each quarter of its height.
+    ink = (
+        "canvas => [0, 1, 2, 3].map(part => {const high = Math.floor(canvas.height / 4);"
+        "const data = canvas.getContext('2d').getImageData(50, part * high, 55, high).data;"
+        "return data.some((value, at) => at % 4 === 3 && value > 0)})"
+    )
+    wait_until(lambda: canvas.evaluate(ink) == [True] * 4, 10, "numbers all the way down")
+
+
 def test_a_view_is_answered_while_a_cell_runs(page: Any, notebook: Notebook) -> None:
     view = View(page, "lens", 0)
     notebook.run("time.sleep(8)")

@@ -64,6 +64,8 @@ class Attention {
   #tokens: string[] = [];
   /** The row of the patterns that the strip is about. */
   #query = 0;
+  /** The row that it is about when nobody points at another. */
+  #stays = 0;
   #weights: Float32Array[] = [];
   #asking = false;
   #again: (() => void) | null = null;
@@ -110,6 +112,7 @@ class Attention {
     this.#strip = new TokenLine(
       at => this.#look(this.#queryAt(at)),
       at => this.#choose(this.#queryAt(at)),
+      () => this.#look(this.#stays),
       this.#disposer
     );
     this.#build(model.get('prompts') as string[], model.get('count') as number);
@@ -191,7 +194,7 @@ class Attention {
         const [layers, heads, queries, keys] = this.#prompt.sizes;
         say(this.#about, `${many(layers, 'layer')} × ${many(heads, 'head')}, ${many(queries, 'query', 'queries')} × ${many(keys, 'key')}`);
         this.#settings = { ...this.#settings, leads: [layers - 1, 0] };
-        this.#query = queries - 1;
+        this.#query = this.#stays = queries - 1;
         this.#sheet.shape(layers, heads);
         this.#sheet.chosenCell = { row: 0, column: 0 };
         this.#makeStage(queries, keys);
@@ -399,6 +402,10 @@ class Attention {
       .ask(kinds.CELL, { layer, query }, ({ buffers }) => {
         if (prompt === this.#prompt && query === this.#query && layer === this.#settings.leads[0]) {
           this.#weights = buffers.map(one => new Float32Array(one.buffer));
+          if (this.#stage) {
+            this.#stage.row = query;
+            this.#stage.refresh();
+          }
           this.#tell();
         }
       })
@@ -430,6 +437,7 @@ class Attention {
   #choose(query: number): void {
     this.#look(query);
     if (query >= 0) {
+      this.#stays = query;
       const place = this.#place(query);
       this.#strip.choose(place);
       choosePosition(this.#prompt!.sequence, place, this.#conversation.view);
@@ -440,7 +448,9 @@ class Attention {
   #heard(place: number | null): void {
     this.#strip.choose(place);
     if (place !== null) {
-      this.#look(this.#queryAt(place));
+      const query = this.#queryAt(place);
+      this.#stays = query < 0 ? this.#stays : query;
+      this.#look(query);
     }
   }
 

@@ -9,6 +9,8 @@ export const TOP_ROOM = 4;
 export const BOTTOM = 20;
 const LABEL_PX = 13;
 const COLUMN_LABEL_PX = 44;
+/** Of more in sight only numbers are shown. */
+const MAX_LABELS = 400;
 
 /** Numbers and labels along the edges; labels come from the kernel where there is room to read them. */
 export class Axes {
@@ -41,8 +43,9 @@ export class Axes {
     }
   }
 
-  label(axis: number, at: number): string {
-    return this.#labels[axis]!.get(at) ?? count(at + this.firsts[axis]!);
+  /** What stands at a place; its number where more than labels are read for is in sight. */
+  label(axis: number, at: number, inSight = 0): string {
+    return (inSight <= MAX_LABELS ? this.#labels[axis]!.get(at) : undefined) ?? count(at + this.firsts[axis]!);
   }
 
   draw(context: CanvasRenderingContext2D, geometry: Geometry, rows: boolean): void {
@@ -56,7 +59,7 @@ export class Axes {
       for (const at of this.#ticks(0, firstRow, lastRow, view.scaleY, this.labelled[0] ? LABEL_PX : 26)) {
         const y = (at + 0.5 - view.y) * view.scaleY;
         if (y >= 0 && y <= view.height) {
-          context.fillText(fitted(context, this.label(0, at), this.left - 10), -6, Math.max(6, y));
+          context.fillText(fitted(context, this.label(0, at, lastRow - firstRow), this.left - 10), -6, Math.max(6, y));
         }
       }
     }
@@ -66,7 +69,7 @@ export class Axes {
     for (const at of this.#ticks(1, firstColumn, lastColumn, view.scaleX, apart)) {
       const x = (at + 0.5 - view.x) * view.scaleX;
       if (x >= 0 && x <= view.width) {
-        const text = fitted(context, this.label(1, at), apart - 4);
+        const text = fitted(context, this.label(1, at, lastColumn - firstColumn), apart - 4);
         const half = context.measureText(text).width / 2;
         context.fillText(text, Math.min(Math.max(x, half - 4), view.width - half), view.height + 5);
       }
@@ -80,10 +83,10 @@ export class Axes {
       return;
     }
     const wanted: [number, number, number][] = [];
-    if (this.labelled[0] && lastRow - firstRow <= 400) {
+    if (this.labelled[0] && lastRow - firstRow <= MAX_LABELS) {
       wanted.push([0, firstRow, lastRow]);
     }
-    if (this.labelled[1] && lastColumn - firstColumn <= 400) {
+    if (this.labelled[1] && lastColumn - firstColumn <= MAX_LABELS) {
       wanted.push([1, firstColumn, lastColumn]);
     }
     const asked = JSON.stringify(wanted);
@@ -109,7 +112,7 @@ export class Axes {
       step = power * (step / power <= 1 ? 1 : step / power <= 2 ? 2 : step / power <= 5 ? 5 : 10);
     }
     step = Math.ceil(step);
-    const known = this.labelled[axis] && this.#labels[axis]!.size > 0;
+    const known = this.labelled[axis] && this.#labels[axis]!.size > 0 && last - first <= MAX_LABELS;
     const found: number[] = [];
     for (let at = Math.ceil(first / step) * step; at < last; at += step) {
       if (!known || this.#labels[axis]!.has(at)) {

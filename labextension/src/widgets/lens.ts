@@ -3,7 +3,7 @@ import { Conversation, KernelError } from './conversation';
 import { Disposer } from './disposer';
 import { count, element, say, short } from './dom';
 import * as kinds from './kinds';
-import { CODE_NAN, TOP, css, lookup, type Palettes } from './palette';
+import { CODE_NAN, TOP, css, lookup, paint, type Palettes } from './palette';
 import { picker } from './picker';
 import { choosePosition, onPosition } from './position';
 import { rendered } from './render';
@@ -40,6 +40,8 @@ interface Piece {
   texts: Record<string, string>;
   heads: string[];
   places: number[];
+  /** As a picture, a dot for each cell, and of which measure. */
+  painted: [string, HTMLCanvasElement] | null;
 }
 
 interface Told {
@@ -107,6 +109,7 @@ class Lens {
       {
         seen: sight => this.#seen(sight),
         cell: (context, place, box) => this.#cell(context, place, box),
+        dots: (context, sight, box) => this.#dots(context, sight, box),
         rowHead: row => `layer ${this.#layer(row)}`,
         columnHead: column => this.#head(column),
         spoken: place => this.#spoken(place),
@@ -160,7 +163,7 @@ class Lens {
       element('label', { class: 'nnl-choice' }, element('span', {}, 'Cells'), shown),
       button('−', 'Smaller cells', () => this.#sheet.zoom(-1)),
       button('+', 'Larger cells', () => this.#sheet.zoom(1)),
-      button('Fit', 'Show all of it', () => this.#sheet.fit())
+      button('Fit', 'Show all of it, or as much as can be', () => this.#sheet.fit())
     );
     this.#legend.append(this.#low, this.#bar, this.#high);
     root.append(
@@ -276,7 +279,8 @@ class Lens {
           numbers: numbers.map(one => new Float32Array(one.buffer)),
           texts: content.texts as Record<string, string>,
           heads,
-          places
+          places,
+          painted: null
         });
         heads.forEach((head, index) => this.#heads.set(columns[0] + index, [head, places[index]!]));
         while (this.#pieces.size > MAX_PIECES) {
@@ -333,7 +337,42 @@ class Lens {
     });
   }
 
+  /** Cells too small for a text, a picture of each piece. */
+  #dots(context: CanvasRenderingContext2D, { rows, columns }: Sight, box: (place: Place) => Box): void {
+    const layers = this.#prompt!.layers.length;
+    const [first, last] = [this.#at(rows[1] - 1), this.#at(rows[0])];
+    context.imageSmoothingEnabled = false;
+    for (let down = Math.floor(first / HIGH); down * HIGH <= last; down++) {
+      for (let across = Math.floor(columns[0] / WIDE); across * WIDE < columns[1]; across++) {
+        const piece = this.#pieces.get(`${down},${across}`);
+        if (piece) {
+          const high = Math.min(HIGH, layers - down * HIGH);
+          const corner = box({ row: layers - down * HIGH - high, column: across * WIDE });
+          context.drawImage(this.#painted(piece, high), corner.x, corner.y, piece.wide * corner.width, high * corner.height);
+        }
+      }
+    }
+  }
+
+  #painted(piece: Piece, high: number): HTMLCanvasElement {
+    if (piece.painted?.[0] === this.#colour) {
+      return piece.painted[1];
+    }
+    const [measure, index] = this.#measure;
+    const codes = new Uint8Array(high * piece.wide);
+    piece.numbers[index]!.forEach((value, at) => {
+      // The last layer is on top.
+      codes[(high - 1 - Math.floor(at / piece.wide)) * piece.wide + (at % piece.wide)] = code(measure, value);
+    });
+    const made = paint(codes, high, piece.wide, this.#colours);
+    piece.painted = [this.#colour, made];
+    return made;
+  }
+
   #recolour(): void {
+    for (const piece of this.#pieces.values()) {
+      piece.painted = null;
+    }
     this.#colours = lookup(this.#palettes, 'sequential', isDark(this.root));
     const context = this.#bar.getContext('2d')!;
     for (let x = 0; x < 150; x++) {

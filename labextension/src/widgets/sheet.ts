@@ -2,11 +2,13 @@ import type { Disposer } from './disposer';
 import { element, say } from './dom';
 
 /** Widths of a cell, from all in sight to long texts. */
-const WIDTHS = [3, 5, 8, 12, 18, 26, 36, 48, 64, 84, 110, 150];
+const WIDTHS = [1, 2, 3, 5, 8, 12, 18, 26, 36, 48, 64, 84, 110, 150];
 const TEXT_WIDTH = 34;
 /** What cells begin with: wider where all columns are in sight then. */
 const [FIRST_WIDTH, WIDE_WIDTH] = [64, 110];
 const HEAD_LEFT = 62;
+/** Narrower cells are dots of one picture: ten thousand are too many to be drawn one by one. */
+const DOT_WIDTH = 12;
 
 export interface Place {
   row: number;
@@ -30,6 +32,8 @@ export interface SheetHooks {
   /** Called before the cells are drawn: what is missing is asked for. */
   seen(sight: Sight): void;
   cell(context: CanvasRenderingContext2D, place: Place, box: Box): void;
+  /** Draws all cells in sight at once, where they are dots; in the place of `cell`. */
+  dots?(context: CanvasRenderingContext2D, sight: Sight, box: (place: Place) => Box): void;
   rowHead(row: number): string;
   columnHead(column: number): string;
   /** What is read of a cell by who does not see it. */
@@ -286,8 +290,12 @@ export class Sheet {
     context.clip();
     context.textBaseline = 'middle';
     context.font = `12px ${colour('--nnl-mono')}`;
-    const gap = this.width >= 12 ? 1 : 0;
-    for (let row = sight.rows[0]; row < sight.rows[1]; row++) {
+    const dots = this.width < DOT_WIDTH && this.hooks.dots;
+    if (dots) {
+      this.hooks.dots!(context, sight, place => this.#box(place));
+    }
+    const gap = this.width >= DOT_WIDTH ? 1 : 0;
+    for (let row = sight.rows[0]; row < sight.rows[1] && !dots; row++) {
       for (let column = sight.columns[0]; column < sight.columns[1]; column++) {
         const box = this.#box({ row, column });
         this.hooks.cell(context, { row, column }, { ...box, width: box.width - gap, height: box.height - gap });
@@ -330,8 +338,12 @@ export class Sheet {
     for (let row = sight.rows[0]; row < sight.rows[1]; row++) {
       if (row % every === 0) {
         const box = this.#box({ row, column: 0 });
+        const hidden = Math.max(0, this.#top - box.y);
         context.fillStyle = this.cursor?.row === row ? text : faint;
-        context.fillText(this.hooks.rowHead(row), HEAD_LEFT - 7, Math.max(box.y + this.high / 2, this.#top + (row === sight.rows[0] ? 7 : 0)));
+        // The head of a row that is only just in sight would lie on the next one's.
+        if (hidden === 0 || this.high - hidden >= 13) {
+          context.fillText(this.hooks.rowHead(row), HEAD_LEFT - 7, Math.max(box.y + this.high / 2, this.#top + 7));
+        }
       }
     }
     context.restore();

@@ -27,6 +27,8 @@ export class Stage {
   readonly canvas = element('canvas', { tabindex: '0', class: 'nnl-canvas' });
   readonly view: Viewport;
   cursor: Cell | null = null;
+  /** A row that is marked, in values. */
+  row: number | null = null;
   poster: HTMLImageElement | null = null;
   /** The row and the column that are the chosen position. */
   marked: [number | null, number | null] = [null, null];
@@ -126,6 +128,7 @@ export class Stage {
     context.clip();
     const done = this.painter.draw(context, geometry, this.settings());
     this.#drawMarked(context, geometry);
+    this.#drawRow(context, geometry);
     this.#drawCursor(context, geometry);
     context.restore();
     this.axes.draw(context, geometry, this.painter.needsRows);
@@ -151,6 +154,18 @@ export class Stage {
         context.lineWidth = line;
         context.strokeStyle = colour;
         context.strokeRect(x, y, width, height);
+      }
+    }
+  }
+
+  #drawRow(context: CanvasRenderingContext2D, { view, accent }: Geometry): void {
+    if (this.row !== null) {
+      const y = (this.row - view.y) * view.scaleY;
+      const width = Math.min(view.width, (view.columns - view.x) * view.scaleX);
+      for (const [line, colour] of [[3.5, '#000'], [1.5, accent]] as const) {
+        context.lineWidth = line;
+        context.strokeStyle = colour;
+        context.strokeRect(1, y, width - 2, Math.max(view.scaleY, 3));
       }
     }
   }

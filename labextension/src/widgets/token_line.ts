@@ -17,6 +17,8 @@ export class TokenLine {
   constructor(
     readonly pointed: (at: number) => void,
     readonly picked: (at: number) => void,
+    /** The pointer went away: what it looked at is over. */
+    readonly left: () => void,
     disposer: Disposer
   ) {
     this.root.append(this.#words, this.#list);
@@ -30,6 +32,10 @@ export class TokenLine {
       if (at !== null) {
         this.#timer = window.setTimeout(() => this.pointed(at), 60);
       }
+    });
+    disposer.listen(this.#list, 'pointerleave', () => {
+      clearTimeout(this.#timer);
+      this.left();
     });
     disposer.listen(this.#list, 'click', event => {
       const at = of(event);
