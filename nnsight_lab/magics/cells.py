@@ -86,7 +86,9 @@ class Cells:
             if show:
                 self._estimating[threading.get_ident()] = tracer
             return tracer
-        if show and "watch" not in options and not options.get("live"):
+        if not show:
+            options.pop("live", None)
+        elif "watch" not in options and not options.get("live"):
             self.finish()
             options["watch"] = self._views[threading.get_ident()] = TokenView()
         return chosen.trace(*prompts, **options)

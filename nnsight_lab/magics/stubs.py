@@ -23,6 +23,7 @@ def trace(line: str, cell: str = "") -> NoReturn:
         any sampling setting of vLLM: max_tokens=, temperature=, top_p=, seed=, logprobs=, …;
         edits=["probe"]   the edits that these requests run; [] for none;
         show=False        shows no tokens;
+        live=True         shows tokens as a strip, and lists that the body appends to as heatmaps, growing;
         estimate=True     says what the body would save and how long that takes, and does not run it;
         save_check=False  lets a call run whose saves would not fit;
         engine="name"     another engine than the current one.
