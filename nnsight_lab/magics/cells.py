@@ -97,7 +97,9 @@ class Cells:
                 self._estimating[me] = tracer
             return tracer
         self._traced.pop(me, None)
-        if tokens and "watch" not in options and not options.get("live"):
+        if not tokens:
+            options.pop("live", None)
+        elif "watch" not in options and not options.get("live"):
             self.finish()
             options["watch"] = self._views[me] = TokenView()
         tracer = self._heard(chosen.trace(*prompts, **options))

@@ -53,7 +53,7 @@ SAMPLING_OPTIONS = (
     "extra_args",
 )
 #: What our own header adds to them.
-TRACE_OPTIONS = ("edits", "show", "engine", "estimate", "save_check", "save_budget")
+TRACE_OPTIONS = ("edits", "show", "engine", "live", "estimate", "save_check", "save_budget")
 EDIT_OPTIONS = ("name", "engine")
 #: What `%engine start` is most often given: ours, then vLLM's.
 START_OPTIONS = (

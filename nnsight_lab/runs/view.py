@@ -60,6 +60,7 @@ class LiveView:
         self._title = title
         self._feed: Feed | None = None
         self._handle: Any = None
+        self._prints = False
         self._texts: list[str] = []
         self._began_s = 0.0
         self._lock = threading.RLock()
@@ -95,6 +96,8 @@ class LiveView:
         if self._handle is not None:
             forms, metadata = self._bundle()
             self._handle.update(forms, metadata=metadata, raw=True)
+        elif self._prints:
+            print(repr(self))
 
     def _watch(self, feed: Feed) -> None:
         while not feed.over and not self._done.is_set():
@@ -176,8 +179,10 @@ class LiveView:
     # -- showing -------------------------------------------------------------------------------
 
     def display(self) -> None:
-        """Show it here, once; in a notebook only."""
-        if self._handle is None and getattr(get_ipython(), "kernel", None) is not None:
+        """Show it here, once; in a terminal's IPython when it is over, in a script not at all."""
+        shell = get_ipython()
+        self._prints = shell is not None and getattr(shell, "kernel", None) is None
+        if self._handle is None and getattr(shell, "kernel", None) is not None:
             forms, metadata = self._bundle()
             self._handle = _display(forms, metadata=metadata, raw=True, display_id=True)
 

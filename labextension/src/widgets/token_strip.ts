@@ -32,9 +32,9 @@ const SAY_APART_MS = 6000;
 
 /**
  * When a run is over its output is written once more, and JupyterLab then draws a new view in the old one's place. This
- * module is one model's: what the old view knew of the reader is here for the new one.
+ * module is one model's: when a view of it last ran is here for the next one.
  */
-const before = { ranAt: -Infinity, focus: null as [number, number] | null };
+const before = { ranAt: -Infinity };
 const TAKES_OVER_MS = 5000;
 
 /** A token strip in one place on the page. */
@@ -107,19 +107,15 @@ class TokenStrip {
     this.#takeOver();
   }
 
-  /** Say how it ended, and go on from where the reader was. */
+  /** Say how it ended: the old view went before it could be heard. */
   #takeOver(): void {
     const { running, words } = this.#get<Status>('state');
     if (running || performance.now() - before.ranAt > TAKES_OVER_MS) {
       return;
     }
     before.ranAt = -Infinity;
-    const timer = window.setTimeout(() => {
-      say(this.#live, words);
-      if (before.focus && (document.activeElement ?? document.body) === document.body) {
-        this.#goTo(...before.focus, true);
-      }
-    }, 300);
+    // A live region is read when it changes, not when it comes.
+    const timer = window.setTimeout(() => say(this.#live, words), 300);
     this.#disposer.add(() => clearTimeout(timer));
   }
 
@@ -192,17 +188,8 @@ class TokenStrip {
     this.#disposer.listen(root, 'focusin', event => {
       const cell = cellOf(event);
       if (cell) {
-        before.focus = [Number(cell.dataset.place), Number(cell.dataset.row)];
-        say(this.#readout, this.#said(...before.focus));
+        say(this.#readout, this.#said(Number(cell.dataset.place), Number(cell.dataset.row)));
       }
-    });
-    this.#disposer.listen(root, 'focusout', () => {
-      // It is no choice of the reader's where the view was taken off the page.
-      requestAnimationFrame(() => {
-        if (root.isConnected && !root.contains(document.activeElement)) {
-          before.focus = null;
-        }
-      });
     });
   }
 
