@@ -8,6 +8,7 @@ by side, all computed in float64.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -147,6 +148,8 @@ def compare(
             f"{names[0]} has shape {list(one.shape)} and {names[1]} {list(other.shape)}: only values of one "
             "shape can be compared; cut both to what they share"
         )
+    if one.known.tokens != other.known.tokens:  # two prompts: neither's tokens are those of both
+        one = replace(one, known=one.known._replace(tokens=None, token_side=-1))
     sides = Sides.of(one, dims, tokens, token_ids, rows, columns)
     found = Pairs(one, other)
     cells = cells_of(found, aggregate)

@@ -168,6 +168,13 @@ def test_a_comparison_is_named_too(engine: LiveEngine) -> None:
     assert "read at model.layers[2].output" in figure.layout.title.subtitle.text.replace("<br>", " ")
 
 
+def test_a_comparison_of_two_prompts_has_the_tokens_of_neither(engine: LiveEngine) -> None:
+    one, other = torch.randn(5, HIDDEN), torch.randn(5, HIDDEN)
+    engine.put("r", prompt="a cat", stream=(one, "model.layers[2].output"))
+    engine.put("s", prompt="a dog", stream=(other, "model.layers[2].output"))
+    assert sides(compare(one, other)) == ("position", "hidden")
+
+
 def test_the_tokens_of_another_model_are_not_taken_for_this_ones(engine: LiveEngine) -> None:
     engine.put("r", model="another", stream=(torch.randn(5, HIDDEN), "model.layers[2].output"))
     assert sides(heatmap(engine.saves.labels("r")[0])) == ("row", "column")
