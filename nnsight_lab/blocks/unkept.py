@@ -32,8 +32,11 @@ def unkept(body: Sequence[ast.stmt], kept: Iterable[str] = ()) -> list[str]:
         kept: Names that came home: nothing is said of those.
     """
     reader = _Reader()
-    for statement in body:
-        reader.visit(statement)
+    try:
+        for statement in body:
+            reader.visit(statement)
+    except RecursionError:  # an expression of thousands of terms: a hint is not worth a request
+        return []
     came_home = {*kept, *reader.saved}
     return [
         f"{name!r} was not kept: its items are saved, the {kind} itself is not. Add the line `{name}.save()` "

@@ -8,6 +8,7 @@ by side, all computed in float64.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -148,6 +149,8 @@ def compare(
             f"{names[0]} has shape {list(one.shape)} and {names[1]} {list(other.shape)}: only values of one "
             "shape can be compared; cut both to what they share"
         )
+    if one.known.tokens != other.known.tokens:  # two prompts: neither's tokens are those of both
+        one = replace(one, known=one.known._replace(tokens=None, token_side=-1))
     sides = Sides.of(one, dims, tokens, token_ids, rows, columns)
     found = Pairs(one, other)
     cells = cells_of(found, aggregate)
@@ -159,7 +162,8 @@ def compare(
     down, across = sides.axes(cells)
     change = f"{names[1]} − {names[0]}"
     figure = Figure(layout={"template": None})
-    bar = {"title": {"text": escaped(change), "side": "top"}, "x": 0.55, "xanchor": "left"}
+    # The names may be long, so they stand along the bar, and not over what is beside it.
+    bar = {"title": {"text": escaped(change), "side": "right"}, "x": 0.55, "xanchor": "left"}
     figure.add_trace(heat(cells.values, down, across, colours, change, colorbar=bar))
     # Each is of a row; where a cell stands for several rows, its point is their mean.
     both = blocks_of(np.stack([found.cosine, found.ratio], axis=1), cells.rows, 1)
@@ -192,6 +196,7 @@ def compare(
         one.said() if one.said() == other.said() else f"{one.said()} and {other.said()}",
         one.known.note if one.known.note == other.known.note else "",
         largest,
+        f"norm ratio: |{names[1]}| / |{names[0]}|",
         cells.note,
         gaps_note(cells.nan, cells.infinite),
         f"{lost:,} row{'s' if lost > 1 else ''} without a cosine (zero or not finite)" if lost else "",
@@ -211,7 +216,7 @@ def compare(
         "xaxis3": {
             **beside,
             "domain": [0.87, 0.985],
-            "title": {"text": _ratio(names)},
+            "title": {"text": "norm ratio"},
             "range": _around(both[:, 1]),
         },
         "yaxis": {**down.layout("y", reverse=not upward), **down.listed()},
@@ -255,7 +260,3 @@ def _around(values: npt.NDArray[np.float64]) -> list[float] | None:
     low, high = min(float(finite.min()), 1.0), max(float(finite.max()), 1.0)
     margin = max((high - low) * 0.08, 1e-3)
     return [low - margin, high + margin]
-
-
-def _ratio(names: tuple[str, str]) -> str:
-    return escaped(f"|{names[1]}| / |{names[0]}|")

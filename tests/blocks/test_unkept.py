@@ -76,3 +76,12 @@ def test_the_line_says_what_to_write() -> None:
 
 def test_each_name_has_a_line_of_its_own() -> None:
     assert named("xs = [a.output.save()]\nys = (b.output.save(),)\nz = c.output.save()") == ["xs", "ys"]
+
+
+def test_a_block_nested_too_deeply_to_be_read_is_no_error() -> None:
+    deep: ast.expr = ast.Name("x", ast.Load())
+    for _ in range(100_000):
+        deep = ast.UnaryOp(ast.Not(), deep)
+    assert unkept([ast.Expr(deep)]) == []
+    while isinstance(deep, ast.UnaryOp):  # Python itself lets go of such a tree one level a call
+        deep = deep.operand

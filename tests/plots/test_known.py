@@ -168,6 +168,23 @@ def test_a_comparison_is_named_too(engine: LiveEngine) -> None:
     assert "read at model.layers[2].output" in figure.layout.title.subtitle.text.replace("<br>", " ")
 
 
+def test_a_comparison_of_two_prompts_has_the_tokens_of_neither(engine: LiveEngine) -> None:
+    one, other = torch.randn(5, HIDDEN), torch.randn(5, HIDDEN)
+    engine.put("r", prompt="a cat", stream=(one, "model.layers[2].output"))
+    engine.put("s", prompt="a dog", stream=(other, "model.layers[2].output"))
+    assert sides(compare(one, other)) == ("position", "hidden")
+
+
+def test_long_names_of_a_comparison_lie_over_nothing() -> None:
+    names = ("the Eiffel Tower", "the Colosseum")
+    figure = compare(torch.ones(5, HIDDEN), torch.zeros(5, HIDDEN), names=names)
+    # A panel is 100 pixels wide: what is longer than a word stands along the colours, or in the notes.
+    assert figure.data[0].colorbar.title.side == "right"
+    assert (figure.layout.xaxis2.title.text, figure.layout.xaxis3.title.text) == ("cosine", "norm ratio")
+    said = figure.layout.title.subtitle.text.replace("<br>", " ")
+    assert "norm ratio: |the Colosseum| / |the Eiffel Tower|" in said
+
+
 def test_the_tokens_of_another_model_are_not_taken_for_this_ones(engine: LiveEngine) -> None:
     engine.put("r", model="another", stream=(torch.randn(5, HIDDEN), "model.layers[2].output"))
     assert sides(heatmap(engine.saves.labels("r")[0])) == ("row", "column")
