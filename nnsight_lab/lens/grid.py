@@ -18,7 +18,7 @@ _WIDEST = 10
 #: light and dark. Numbers and no variable: a notebook that is not trusted loses those.
 _STRONGEST = "25,118,210"
 _CELL = "padding:1px 4px;text-align:left;white-space:pre;font-family:var(--jp-code-font-family,monospace)"
-_HEAD = f"{_CELL};font-weight:600;color:var(--jp-ui-font-color1,inherit)"
+_HEAD = f"{_CELL};font-weight:600;color:inherit"
 
 
 class Cell(NamedTuple):
