@@ -21,5 +21,6 @@ def sequence_key(token_ids: Sequence[int], tokens: Sequence[str] = ()) -> str:
     Returns:
         Hexadecimal digits; empty where there is no token at all.
     """
-    named = [int(each) for each in token_ids] or [str(each) for each in tokens]
+    named: list[int] | list[str] = [int(each) for each in token_ids]
+    named = named or [str(each) for each in tokens]
     return blake2b(json.dumps(named).encode(), digest_size=8).hexdigest() if named else ""
