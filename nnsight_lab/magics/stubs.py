@@ -14,26 +14,26 @@ from nnsight_lab.errors import CellUsageError
 def trace(line: str, cell: str = "") -> NoReturn:
     """Runs the cell's body inside one request per prompt, in the model's forward pass.
 
-        %%trace "The Eiffel Tower is in", max_tokens=8, temperature=0
-        hidden = model.model.layers[5].output[0].save()
+    %%trace "The Eiffel Tower is in", max_tokens=8, temperature=0
+    hidden = model.model.layers[5].output[0].save()
 
-        The first line's arguments are Python, as in a call:
+    The first line's arguments are Python, as in a call:
 
-            one prompt or several, a list of prompts, or none (with `with tracer.invoke(...):` in the body);
-            any sampling setting of vLLM: max_tokens=, temperature=, top_p=, seed=, logprobs=, …;
-            edits=["probe"]   the edits that these requests run; [] for none;
-                show="tokens"     shows the tokens as they come, and not what was saved; "saves" the other way round;
-            show=False        shows neither;
-                live=True         shows tokens as a strip, and lists that the body appends to as heatmaps, growing;
-                estimate=True     says what the body would save and how long that takes, and does not run it;
-            save_check=False  lets a call run whose saves would not fit;
-            engine="name"     another engine than the current one.
+        one prompt or several, a list of prompts, or none (with `with tracer.invoke(...):` in the body);
+        any sampling setting of vLLM: max_tokens=, temperature=, top_p=, seed=, logprobs=, …;
+        edits=["probe"]   the edits that these requests run; [] for none;
+            show="tokens"     shows the tokens as they come, and not what was saved; "saves" the other way round;
+        show=False        shows neither;
+            live=True         shows tokens as a strip, and lists that the body appends to as heatmaps, growing;
+            estimate=True     says what the body would save and how long that takes, and does not run it;
+        save_check=False  lets a call run whose saves would not fit;
+        engine="name"     another engine than the current one.
 
-        It may go on over several lines, in an open bracket or behind a backslash. What the body saves
-        (`x.save()`) is bound in the notebook; `tracer.outputs` has vLLM's outputs. `await`s itself on an async
-        engine. %%time and %%capture may stand above it.
+    It may go on over several lines, in an open bracket or behind a backslash. What the body saves
+    (`x.save()`) is bound in the notebook; `tracer.outputs` has vLLM's outputs. `await`s itself on an async
+    engine. %%time and %%capture may stand above it.
 
-        The same in plain Python: with lab.trace("The Eiffel Tower is in", max_tokens=8) as tracer:
+    The same in plain Python: with lab.trace("The Eiffel Tower is in", max_tokens=8) as tracer:
     """
     raise _ran_by_another_magic("trace")
 

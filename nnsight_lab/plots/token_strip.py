@@ -38,14 +38,16 @@ _PRINTED: Final = 24
 _MUCH: Final = (AMOUNT, AMOUNT_DARK)
 _BOTH: Final = (DIVERGING, DIVERGING_DARK)
 _CSS: Final = """
-.lab-strip{font:13px/1.35 %(font)s;color:var(--jp-ui-font-color1,inherit);padding-bottom:2em;direction:ltr}
+.lab-strip{font:13px/1.35 %(font)s;color:inherit;padding-bottom:2em;direction:ltr}
 .lab-strip [tabindex]{position:relative}
-.lab-strip [tabindex]:focus{outline:2px solid var(--jp-brand-color1,#1976d2);outline-offset:1px;z-index:2}
+.lab-strip [tabindex]:focus{outline:2px solid
+ var(--vscode-focusBorder,var(--jp-brand-color1,#1976d2));outline-offset:1px;z-index:2}
 .lab-strip [tabindex]:focus::after{content:attr(aria-label);position:absolute;left:0;z-index:3;
 top:calc(100%% + 3px);white-space:pre;padding:2px 6px;border-radius:3px;background:#1f1f1f;color:#fff;
 font-size:12px;font-weight:400}
 .lab-strip-rows{overflow-x:auto;padding-bottom:2em}
-.lab-strip-rows th[scope=row]{position:sticky;left:0;z-index:1;background:var(--jp-layout-color0,Canvas)}
+.lab-strip-rows th[scope=row]{position:sticky;left:0;z-index:1;
+background:var(--vscode-editor-background,var(--jp-layout-color0,Canvas))}
 """
 _TOKEN: Final = "display:inline-block;white-space:pre;padding:1px 2px;margin:1px 0;border-radius:2px"
 _CELL: Final = "padding:1px 4px;text-align:center;white-space:pre;font-weight:400"
@@ -137,6 +139,21 @@ class TokenStrip:
         parts += [f"'{text}'", f"{self.score_name} {_long(self.scores[row, place])}"]
         return ", ".join(parts)
 
+    def _ends(self) -> str:
+        """The highest and the lowest score of a single row, for a page that takes colours away."""
+        scores = self.scores[0, self._start : self._stop]
+        finite = np.isfinite(scores)
+        if len(self.scores) > 1 or self.rows or np.unique(scores[finite]).size < 2:
+            return ""
+        highest = int(np.where(finite, scores, -np.inf).argmax())
+        lowest = int(np.where(finite, scores, np.inf).argmin())
+        ends = (
+            f"{_short(scores[place])} at token {self._start + place:,} "
+            f"'{shortened(' '.join(map(visible, self.tokens[self._start + place].split(' '))), 24)}'"
+            for place in (highest, lowest)
+        )
+        return f"highest {self.score_name} {', lowest '.join(ends)}"
+
     def _hidden(self) -> str:
         """What is not shown, in words; empty where nothing is."""
         count = len(self.tokens)
@@ -159,7 +176,7 @@ class TokenStrip:
         kind = "both" if self.colours.scale == "diverging" else "much"
         body = self._table() if len(self.scores) > 1 or self.rows else self._flow()
         title = f"<div><strong>{html.escape(self.title)}</strong></div>" if self.title else ""
-        notes = [note for note in (self.colours.note, self._hidden()) if note]
+        notes = [note for note in (self._ends(), self.colours.note, self._hidden()) if note]
         rest = f"<div>{html.escape('; '.join(notes))}</div>" if notes else ""
         style = f"<style>{_CSS % {'font': MONOSPACE}}{_dark(kind)}</style>"
         return f'<div class="lab-strip lab-strip-{kind}">{style}{title}{self._legend()}{body}{rest}</div>'

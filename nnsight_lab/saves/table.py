@@ -83,7 +83,7 @@ def as_html(title: str, rows: Sequence[Row], more: str) -> str:
     )
     rest = f"<div>and {html.escape(more)}</div>" if more else ""
     return (
-        f'<div style="color:var(--jp-ui-font-color1, inherit)"><div>{html.escape(title)}</div>'
+        f'<div style="color:inherit"><div>{html.escape(title)}</div>'
         f'<table style="border-collapse:collapse"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
         f"{rest}</div>"
     )

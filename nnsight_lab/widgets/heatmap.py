@@ -380,7 +380,7 @@ class Heatmap(Positioned):
                 f'<img src="{image}" alt="{html.escape(self.described)}" style="{style}">'
                 f"<div>{html.escape(words)}</div>"
             )
-        return f'<div style="color:var(--jp-ui-font-color1, inherit)"><div>{head}</div>{body}</div>'
+        return f'<div style="color:inherit"><div>{head}</div>{body}</div>'
 
     def _picture(self, leads: Leads, most: tuple[int, int]) -> tuple[str, str]:
         """A picture no larger than that as a data address, and what it shows."""

@@ -216,3 +216,29 @@ def test_escape_leaves_a_widget_for_its_cell(lab: Lab, view: View) -> None:
     # JupyterLab's own keys work there.
     assert lab.root(view).evaluate("root => root.closest('.jp-Cell') === document.activeElement")
     assert view.opened == "" or not lab.root(view).locator(view.opened).is_visible()
+
+
+def test_a_pan_is_one_step_where_motion_is_not_wanted(lab: Lab) -> None:
+    view = VIEWS[0]
+    lab.shut(view)
+    root, canvas = lab.root(view), lab.main(view)
+    readout = root.locator(".nnl-readout")
+    for name, glides in (("light", True), ("reduced-motion", False)):
+        lab.look(LOOKS[name])
+        canvas.focus()
+        for key in ("Home", "+", "+", "+", "+"):
+            lab.page.keyboard.press(key)
+        seen = []
+        # The first is read in the same turn as the key, the other when all frames it asked for were drawn.
+        for script in (
+            "canvas.dispatchEvent(new KeyboardEvent('keydown', {key: 'ArrowRight', bubbles: true}))",
+            "for (let n = 0; n < 9; n++) await new Promise(requestAnimationFrame)",
+        ):
+            readout.evaluate("element => element.textContent = ''")
+            click = "canvas.parentElement.querySelector('[aria-label^=\"Copy slice\"]').click()"
+            canvas.evaluate(f"async canvas => {{ {script}; {click} }}")
+            wait_until(lambda: "wild[" in readout.inner_text(), 10, "an expression")
+            seen.append(readout.inner_text())
+        assert (seen[0] != seen[1]) == glides, (name, seen)
+        canvas.focus()
+        lab.page.keyboard.press("Home")
