@@ -141,15 +141,15 @@ class TokenStrip:
 
     def _ends(self) -> str:
         """The highest and the lowest score of a single row, for a page that takes colours away."""
-        scores = self.scores[0, self._start : self._stop]
+        scores = self.scores[0, self.start : self._stop]
         finite = np.isfinite(scores)
         if len(self.scores) > 1 or self.rows or np.unique(scores[finite]).size < 2:
             return ""
         highest = int(np.where(finite, scores, -np.inf).argmax())
         lowest = int(np.where(finite, scores, np.inf).argmin())
         ends = (
-            f"{_short(scores[place])} at token {self._start + place:,} "
-            f"'{shortened(' '.join(map(visible, self.tokens[self._start + place].split(' '))), 24)}'"
+            f"{_short(scores[place])} at token {self.start + place:,} "
+            f"'{shortened(' '.join(map(visible, self.tokens[self.start + place].split(' '))), 24)}'"
             for place in (highest, lowest)
         )
         return f"highest {self.score_name} {', lowest '.join(ends)}"
