@@ -237,7 +237,7 @@ class LabWidget(anywidget.AnyWidget):
         except Stopped:
             self._drop(question)
         except LabError as error:
-            logger.warning("%s: %s", self.plain(), error)
+            logger.warning("%s: %s", self.plain(), str(error))  # a kept record keeps no frames
             self._say(question, {kinds.ERROR: str(error)}, ())
         except Exception as error:  # whatever it is belongs in the view, not in a cell that has no part in it
             logger.exception("%s: no answer to %s", self.plain(), question.get(kinds.KIND))

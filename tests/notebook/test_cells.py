@@ -43,7 +43,9 @@ def test_a_trace_binds_what_it_saved(kernel: Kernel) -> None:
 hidden = model.model.layers[5].output[0].save()
 """
     ran = kernel.good(cell.lstrip())
-    assert ran.texts == [f"{EIFFEL} Paris, France."]
+    tokens, saved = ran.texts
+    assert tokens == f"{EIFFEL} Paris, France."
+    assert saved == "Saved: hidden bfloat16 [9, 576] 10.37 kB"
     assert kernel.value("tuple(hidden.shape)") == (9, 576)
     assert kernel.value("tracer.output.outputs[0].text") == " Paris, France."
 
