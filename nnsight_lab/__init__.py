@@ -228,8 +228,10 @@ def browse(engine: str | None = None) -> SavesBrowser:
     __tracebackhide__ = True
     found = get_engine(engine)
     from nnsight_lab.widgets.browser import SavesBrowser as of_store  # torch and anywidget
+    from nnsight_lab.widgets.prompt_tokens import PromptTokens
 
-    return of_store(found.saves, name="lab.saves()" if engine is None else f"lab.saves({engine!r})")
+    name = "lab.saves()" if engine is None else f"lab.saves({engine!r})"
+    return of_store(found.saves, name=name, tokens=PromptTokens(found))
 
 
 def residual(output: Any) -> Any:

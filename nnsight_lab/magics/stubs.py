@@ -22,7 +22,8 @@ def trace(line: str, cell: str = "") -> NoReturn:
         one prompt or several, a list of prompts, or none (with `with tracer.invoke(...):` in the body);
         any sampling setting of vLLM: max_tokens=, temperature=, top_p=, seed=, logprobs=, …;
         edits=["probe"]   the edits that these requests run; [] for none;
-        show=False        shows no tokens;
+        show="tokens"     shows the tokens as they come, and not what was saved; "saves" the other way round;
+        show=False        shows neither;
         estimate=True     says what the body would save and how long that takes, and does not run it;
         save_check=False  lets a call run whose saves would not fit;
         engine="name"     another engine than the current one.

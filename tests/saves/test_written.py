@@ -136,3 +136,17 @@ def test_a_file_is_not_replaced_by_less_than_this_store_reads_from_it(tmp_path: 
     store.write(path)
     store.write(tmp_path / "b", ["r1"])
     assert [store.get(name, "x")[0].item() for name in ("r1", "r2", "r3")] == [0, 1, 2]
+
+
+def test_own_files_stand_first_then_those_near_then_what_others_wrote_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, far = tmp_path / "here", tmp_path / "far"
+    store = SavesStore()
+    store.put("r", [{"trace": {"x": torch.zeros(2)}}])
+    mine, near, others = far / "mine", here / "near", far / "others"
+    for path in (mine, near, others):
+        store.write(path)
+    monkeypatch.setattr(written, "_own", {mine.with_suffix(".safetensors")})
+    assert [found.path.stem for found in written.found(most=3)] == ["mine", "near", "others"]
+    assert [found.path.stem for found in written.found(most=1)] == ["mine"]

@@ -447,3 +447,76 @@ def test_what_is_no_store_is_refused() -> None:
 def test_unknown_columns_are_answered_with_an_error(show: Callable[..., SavesBrowser]) -> None:
     page = Page(show(some_store(1)))
     assert "no column" in page.ask(kinds.PAGE, first=0, count=1, sort="nope")[0][0][kinds.ERROR]
+
+
+def test_browsers_of_one_store_share_its_rows_and_let_go_of_them(show: Callable[..., SavesBrowser]) -> None:
+    store = some_store(40)
+    first, second = show(store), show(store)
+    one, other = Page(first), Page(second)
+    one.tell(kinds.HERE)
+    other.tell(kinds.HERE)
+    rows = page_of(one)["rows"]
+    answer = other.ask(kinds.PAGE, first=0, count=MAX_ROWS)[-2][0]
+    assert (answer["complete"], answer["rows"]) == (True, rows)  # at once: they were read
+    watched = weakref.ref(first._index)
+    one.tell(kinds.GONE)
+    assert page_of(other)["rows"] == rows
+    other.tell(kinds.GONE)
+    gc.collect()
+    assert watched() is None
+    assert not {row[0] for row in rows} & {row[0] for row in page_of(one)["rows"]}
+
+
+def test_the_first_rows_come_with_the_widget(show: Callable[..., SavesBrowser]) -> None:
+    store = some_store(200)
+    browser = show(store)
+    begun = browser.begun["rows"]
+    assert 5 <= len(begun) <= 16
+    assert len(json.dumps(browser.begun)) < 8_000
+    assert page_of(Page(browser))["rows"][: len(begun)] == begun
+    assert show(SavesStore()).begun == {}
+
+
+def test_a_browser_of_some_requests_shows_and_counts_only_theirs(show: Callable[..., SavesBrowser]) -> None:
+    store = some_store(60)
+    page = Page(show(store, requests=["r3", "r50", "gone"]))
+    found = page_of(page)
+    assert {row[2] for row in found["rows"]} == {"r3", "r50"}
+    assert [row[2] for row in found["rows"]] == [
+        x.request_id for x in store.labels() if x.request_id in ("r3", "r50")
+    ]
+    assert found["total"] == found["matched"] == len(store.labels("r3")) + len(store.labels("r50"))
+    assert page_of(page, words="note")["matched"] == 2
+    store.drop("r3")
+    assert {row[2] for row in page_of(page)["rows"]} == {"r50"}
+
+
+def test_what_is_opened_is_a_value_of_the_notebook(show: Callable[..., SavesBrowser]) -> None:
+    store = some_store(3)
+    browser = show(store)
+    page = Page(browser)
+    with pytest.raises(SavesError, match="no save is opened"):
+        _ = browser.value
+    page.one(kinds.OPEN, number=number_of(page, "steps[0]", "r1"))
+    assert browser.value.equal(store.get("r1", "steps")[0])
+    page.one(kinds.OPEN, number=number_of(page, "note", "r1"))
+    assert browser.value == store.get("r1", "note")
+
+
+def test_large_tensors_are_summed_last_and_give_way(
+    show: Callable[..., SavesBrowser], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nnsight_lab.widgets.browser._LARGE_BYTES", 1000)
+    store = SavesStore()
+    store.put("r", [{"trace": {"large": torch.ones(100_000), "small": torch.ones(4)}}])
+    browser = show(store)
+    page = Page(browser)
+    numbers = [number_of(page, "large"), number_of(page, "small")]
+    assert set(page.ask(kinds.STATISTICS, numbers=numbers)[0][0]["statistics"]) == {str(numbers[1])}
+    monkeypatch.setattr(type(browser._jobs), "awaited", property(lambda self: True))
+    said = page.ask(kinds.STATISTICS, numbers=numbers[:1])
+    assert "Reading the 400 kB of large" in said[0][0]["progress"]
+    assert said[1][0]["statistics"] == {}
+    monkeypatch.undo()
+    found = page.ask(kinds.STATISTICS, numbers=numbers[:1])
+    assert found[-2][0]["statistics"][str(numbers[0])][:2] == ["1", "1"]
