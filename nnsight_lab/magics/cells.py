@@ -101,7 +101,7 @@ class Cells:
         tracer = chosen.trace(*prompts, **options)
         if self.saved.on if saves is None else saves:
             self._traced[me] = (chosen, tracer)
-            self.saved.warm()
+            self.saved.warm(cell_id(self._shell))
         return tracer
 
     def edit(self, *name: str, engine: str | Engine | None = None, show: bool = True, **options: Any) -> Any:

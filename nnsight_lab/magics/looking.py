@@ -45,9 +45,9 @@ class CellViews:
         self._strips: Strips | None = None
         self._warm = False
 
-    def warm(self) -> None:
+    def warm(self, cell: str) -> None:
         """Import what is shown later, while the cell's requests run: a third of a second, once."""
-        if not self._warm and in_notebook():
+        if cell and not self._warm and in_notebook():
             self._warm = True
             threading.Thread(target=_import_widgets, name="nnsight-lab import", daemon=True).start()
 
@@ -57,13 +57,19 @@ class CellViews:
         Args:
             engine: Ran it.
             requests: Their ids.
-            cell: Its own id, where the front end says it.
+            cell: Its own id, which front ends say that people sit at; without one only the table is shown.
         """
         if not in_notebook():
             return
         store: Any = engine.saves
         kept = [request for request in requests if request in store]
         if not kept:
+            return
+        if not cell:
+            from nnsight_lab.saves.said import said_of, table_of  # torch
+
+            # nbconvert and its like: nobody can click there, and each widget would stay in the file.
+            show_bundle({"text/plain": said_of(store, kept).line(), "text/html": table_of(store, kept)}, {})
             return
         try:
             from nnsight_lab.widgets.cell_saves import CellSaves, Strips  # torch and anywidget
@@ -153,7 +159,7 @@ def cell_id(shell: Any) -> str:
     try:
         parent = shell.kernel.get_parent("shell")
         return str(parent.get("metadata", {}).get("cellId") or "")
-    except Exception:  # a kernel without it: lines are told apart by their age
+    except Exception:  # a kernel without it
         return ""
 
 

@@ -46,6 +46,9 @@ hidden = model.model.layers[5].output[0].save()
     tokens, saved = ran.texts
     assert tokens == f"{EIFFEL} Paris, France."
     assert saved == "Saved: hidden bfloat16 [9, 576] 10.37 kB"
+    # Nobody sits at this kernel, as at nbconvert's: a small table, and no widget to stay in the file.
+    assert set(ran.shown[1]) == {"text/plain", "text/html"}
+    assert ran.shown[1]["text/html"].count("<tr>") == 2
     assert kernel.value("tuple(hidden.shape)") == (9, 576)
     assert kernel.value("tracer.output.outputs[0].text") == " Paris, France."
 

@@ -36,7 +36,7 @@ from nnsight_lab.magics.looking import CellViews
 took = []
 for _ in range(5):
     views, began = CellViews({{}}), time.process_time()
-    views.show(engine, [tracer.output.request_id])
+    views.show(engine, [tracer.output.request_id], 'cell')
     took.append(time.process_time() - began)
     views.close()
 print(sorted(took)[2] < 0.05, len({WIDGETS}))"""
@@ -99,7 +99,7 @@ def test_one_line_says_what_was_saved_and_opens_by_keys(page: Any, folder: Path)
     page.keyboard.press("Enter")
     detail = picture.locator(".nnl-detail")
     detail.wait_for()
-    assert "token 1 ' <'" in detail.inner_text()
+    assert "token 8 '>', hidden" in detail.inner_text()
     page.keyboard.press("Escape")
     book = Notebook(page)
     for theme in (*reversed(THEMES), *THEMES[:1]):
