@@ -95,6 +95,7 @@ def _about(labels: Sequence[SaveLabel]) -> str:
         return labels[0].dtype
     shapes = {label.shape for label in tensors}
     dtypes = sorted({label.dtype for label in tensors})
-    shape = f"[{', '.join(map(str, tensors[0].shape))}]" if len(shapes) == 1 else "several shapes"
+    one = f"[{', '.join(map(str, tensors[0].shape))}]" if tensors[0].shape else "0-d"
+    shape = one if len(shapes) == 1 else "several shapes"
     times = f" × {len(tensors):,}" if len(tensors) > 1 else ""
     return f"{', '.join(dtypes)} {shape}{times} {shown_bytes(sum(label.bytes for label in tensors))}"
