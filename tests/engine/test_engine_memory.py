@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import itertools
+import statistics
 from typing import Any
 
 from nnsight_lab.bench import soak
@@ -24,17 +26,22 @@ def test_requests_that_save_leave_no_memory_behind_in_any_process(engine: Any) -
 
     try:
         run(300)
-        before, objects = soak._look(engine, 0), len(gc.get_objects())
-        run(600)
-        grown, more = soak.growth([before, soak._look(engine, 600)]), len(gc.get_objects()) - objects
+        looks, objects = [soak._look(engine, 0)], len(gc.get_objects())
+        for done in range(150, 751, 150):
+            run(150)
+            looks.append(soak._look(engine, done))
+        more = len(gc.get_objects()) - objects
     finally:
         engine.saves.max_requests = kept
         engine.saves.clear()
-    assert grown.keys() == {"kernel", "EngineCore", "Worker", "slabs"}
     # The kernel here is pytest's, which grows by itself: in it, what a request leaves would be an object.
     assert more < 300
-    grown.pop("kernel")
-    assert all(found["bytes_per_request"] < BYTES_A_REQUEST for found in grown.values()), grown
+    # A heap moves by some MB at once, up and down; what requests leave is there in every stretch.
+    stretches = [soak.growth([one, two]) for one, two in itertools.pairwise(looks)]
+    assert stretches[0].keys() == {"kernel", "EngineCore", "Worker", "slabs"}
+    for name in ("EngineCore", "Worker", "slabs"):
+        grown = [stretch[name]["bytes_per_request"] for stretch in stretches]
+        assert statistics.median(grown) < BYTES_A_REQUEST, (name, grown)
 
 
 def test_free_memory_of_a_cpu_worker_goes_back_to_the_system_when_asked(engine: Any) -> None:
