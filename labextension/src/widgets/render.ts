@@ -10,7 +10,9 @@ const VIEW = 'data-nnl-view';
  */
 function leave(el: HTMLElement): () => void {
   const pressed = (event: KeyboardEvent) => {
-    if (event.key === 'Escape' && !event.defaultPrevented && !el.parentElement?.closest(`[${VIEW}]`)) {
+    // A view's own listener on this element is not kept from us by `stopPropagation`, and says so here.
+    const taken = event.defaultPrevented || event.cancelBubble;
+    if (event.key === 'Escape' && !taken && !el.parentElement?.closest(`[${VIEW}]`)) {
       event.preventDefault();
       event.stopPropagation();
       const around = el.parentElement?.closest<HTMLElement>('[tabindex]');
