@@ -295,7 +295,7 @@ def test_what_is_more_than_one_matrix_says_what_to_draw_instead(values: Any, sai
 
 
 @pytest.mark.parametrize(
-    ("given", "said"), [("a text", "a str is no lens"), ([fake_lens()], "draw one of them")]
+    ("given", "said"), [("a text", "this is str"), ([fake_lens()], "a figure shows one")]
 )
 def test_what_is_no_lens_is_refused_in_one_line(given: Any, said: str) -> None:
     with pytest.raises(PlotRefused, match=said):

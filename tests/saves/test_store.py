@@ -199,9 +199,9 @@ def test_a_slice_owns_its_memory_and_takes_a_key_as_well_as_a_label() -> None:
 def test_statistics_are_computed_when_asked_for_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[object] = []
 
-    def counting(leaf: Any) -> Any:
+    def counting(leaf: Any, check: Any) -> Any:
         asked.append(leaf)
-        return summarize(leaf)
+        return summarize(leaf, check)
 
     monkeypatch.setattr(store_module, "summarize", counting)
     store = SavesStore(budget_bytes=10)
