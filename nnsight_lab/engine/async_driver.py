@@ -89,6 +89,8 @@ class AsyncDriver(Driver):
             stream = self._llm.generate(request.prompt, params, request.id, lora_request=request.lora_request)
             async for output in stream:
                 call.took(index, output)
+                if output.finished:
+                    self.finished(output)
             if request.has_blocks:
                 await self._collect(request)
                 collected = True
@@ -156,6 +158,9 @@ class AsyncDriver(Driver):
     @property
     def running(self) -> bool:
         return self._llm is not None
+
+    def processor(self) -> Any:
+        return None if self._llm is None else self._llm.output_processor
 
     def unfinished(self) -> int:
         return 0 if self._llm is None else int(self._llm.output_processor.get_num_unfinished_requests())

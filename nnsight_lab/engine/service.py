@@ -23,7 +23,7 @@ from nnsight_lab.engine.pace import steps_of
 from nnsight_lab.engine.sampling import sampling_params
 from nnsight_lab.engine.tracer import Watcher
 from nnsight_lab.engine.waiting import Watch, await_, wait
-from nnsight_lab.errors import EngineDied
+from nnsight_lab.errors import EngineDied, Interrupted
 from nnsight_lab.saves.budget import size_of
 from nnsight_lab.wire.keys import BUDGET_KEY, CLEAR, EDITS_KEY, REGISTER, TRACE_BLOCK, TRACE_KEY
 
@@ -101,7 +101,8 @@ class EngineService(EngineLife):
         self._require()
         versions = [version for request in call.requests for version in request.edits]
         self.edits.hold(versions)
-        call.future.add_done_callback(lambda _: self._let_go(versions))
+        self._calls[id(call)] = call
+        call.future.add_done_callback(lambda _: self._over(call, versions))
         call.began, call.home_s = time.perf_counter(), self._driver.home_s
         self._driver.submit(call)
 
@@ -119,6 +120,22 @@ class EngineService(EngineLife):
     def _at_once(self) -> int:
         """How many sequences the engine runs together."""
         return int(self._vllm_config().scheduler_config.max_num_seqs)
+
+    def _over(self, call: Call, versions: Sequence[EditVersion]) -> None:
+        self._calls.pop(id(call), None)
+        self._touched = time.monotonic()
+        self._let_go(versions)
+
+    def abort_all(self) -> int:
+        """Abort every call of this kernel; whoever waits for one gets `Interrupted`. Not waited for.
+
+        Returns:
+            How many there were.
+        """
+        calls = list(self._calls.values())
+        for call in calls:
+            self.abort(call)
+        return len(calls)
 
     def _let_go(self, versions: Iterable[EditVersion]) -> None:
         gone = self.edits.let_go(versions)
@@ -164,6 +181,10 @@ class EngineService(EngineLife):
 
         Edits' runs are counted, and what was saved enters the engine's store.
         """
+        if call.aborted.is_set() and not all(
+            r.output is not None and r.output.finished for r in call.requests
+        ):
+            raise Interrupted("the requests were aborted from elsewhere; the engine is still loaded.")
         self._enter(call)
         outputs = []
         for request in call.requests:

@@ -76,6 +76,7 @@ class SyncDriver(Driver):
                 continue
             call.took(index, output)
             if output.finished:
+                self.finished(output)
                 del self._running[output.request_id]
                 finished.append(call.requests[index])
                 touched[id(call)] = call
@@ -186,6 +187,9 @@ class SyncDriver(Driver):
     @property
     def running(self) -> bool:
         return self._engine is not None
+
+    def processor(self) -> Any:
+        return None if self._engine is None else self._engine.output_processor
 
     def unfinished(self) -> int:
         return len(self._running)

@@ -1,0 +1,327 @@
+"""The side panel in a real JupyterLab with a real engine: started, watched, edited, interrupted, killed, reloaded.
+
+One page and one engine go through all of it, in the order a person would. Screenshots of both themes are left
+in the test's temporary folder; look at them when the drawing was changed.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nnsight_lab.bench.jupyterlab import (
+    LABEXTENSION,
+    THEMES,
+    Notebook,
+    Server,
+    empty_notebook,
+    open_page,
+    serve,
+    wait_until,
+)
+from nnsight_lab.engine.processes import EngineProcess, engine_processes
+from tests.notebook.kernels import ENGINE_ENVIRONMENT
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.engine,
+    pytest.mark.skipif(
+        not (LABEXTENSION / "package.json").exists(),
+        reason="the JupyterLab extension is not built: scripts/setup.sh widgets",
+    ),
+]
+
+START_LIMIT_S = 400
+PANEL = "#nnsight-lab-panel"
+#: An edit whose effect is seen in the text.
+EDIT = "%%edit mute\nmodel.model.layers[2].output[0][:] = 0\nhidden = model.model.layers[3].output[0].save()"
+GENERATE = (
+    "print('text:', lab.generate('The Eiffel Tower is in the city of', max_tokens=4, temperature=0)"
+    "[0].outputs[0].text)"
+)
+
+
+class Panel:
+    """The side panel."""
+
+    def __init__(self, page: Any) -> None:
+        self.page = page
+        self.root = page.locator(PANEL)
+
+    def show(self) -> None:
+        self.page.evaluate("jupyterapp.shell.activateById('nnsight-lab-panel')")
+        self.root.wait_for()
+
+    @property
+    def text(self) -> str:
+        return str(self.root.inner_text())
+
+    def says(self, words: str, limit_s: float = 15) -> float:
+        """Waits for words; returns how long it took."""
+        began_s = time.monotonic()
+        wait_until(lambda: words in self.text, limit_s, f"{words!r} in the panel", tick_s=0.1)
+        return time.monotonic() - began_s
+
+    def engine_is(self, state: str, limit_s: float = 15) -> float:
+        """Waits for the state of the engine `main`; returns how long it took."""
+        began_s = time.monotonic()
+        engine = self.root.locator(".nnl-engine[aria-label='Engine main']")
+        wait_until(
+            lambda: engine.count() and engine.first.get_attribute("data-state") == state,
+            limit_s,
+            f"an engine that is {state}",
+            tick_s=0.1,
+        )
+        return time.monotonic() - began_s
+
+    def press(self, name: str) -> None:
+        self.root.get_by_role("button", name=name).first.click()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("panel")
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[Server]:
+    notebook = empty_notebook(folder / "panel.ipynb")
+    state = {"XDG_STATE_HOME": str(folder / "state")}
+    with serve(folder, notebook, {**ENGINE_ENVIRONMENT, **state}) as server:
+        yield server
+    wait_until(lambda: not own_processes(folder), 30, "engine processes outlive their server", tick_s=0.5)
+
+
+@pytest.fixture(scope="module")
+def problems() -> list[str]:
+    """What the browser complained about."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def page(server: Server, folder: Path, chromium: str, problems: list[str]) -> Iterator[Any]:
+    viewport = {"width": 1300, "height": 1000}
+    with open_page(server, "panel.ipynb", chromium, viewport=viewport) as page:
+        page.on("pageerror", lambda error: problems.append(str(error)))
+        Notebook(page).finish(60)
+        yield page
+        page.screenshot(path=folder / "last.png")
+
+
+@pytest.fixture
+def notebook(page: Any, problems: list[str]) -> Iterator[Notebook]:
+    problems.clear()
+    yield Notebook(page)
+    assert problems == []
+
+
+@pytest.fixture
+def panel(page: Any) -> Panel:
+    found = Panel(page)
+    found.show()
+    return found
+
+
+def own_processes(folder: Path) -> list[EngineProcess]:
+    return [found for found in engine_processes() if str(folder) in found.log]
+
+
+def last_text(notebook: Notebook) -> str:
+    """What the last cell printed."""
+    notebook.finish(60)
+    return "".join(str(output.get("text", "")) for output in notebook.cells[-1]["outputs"])
+
+
+def photograph(page: Any, folder: Path, name: str) -> None:
+    notebook = Notebook(page)
+    for theme in reversed(THEMES):
+        notebook.set_theme(theme)
+        page.screenshot(path=folder / f"{name}-{theme.split()[-1].lower()}.png")
+
+
+def test_without_an_engine_the_panel_says_why_it_is_empty(
+    notebook: Notebook, panel: Panel, folder: Path
+) -> None:
+    panel.says("nnsight-lab is not loaded in this notebook’s kernel.")
+    assert panel.root.get_by_role("button", name="Run %load_ext nnsight_lab").is_visible()
+    photograph(panel.page, folder, "empty")
+
+
+def test_an_engine_is_started_from_the_panel_by_the_keyboard(
+    notebook: Notebook, panel: Panel, folder: Path
+) -> None:
+    page = panel.page
+    page.evaluate("jupyterapp.commands.execute('nnsight-lab:start')")
+    form = panel.root.get_by_role("form", name="Start an engine")
+    wait_until(
+        lambda: form.locator("input").first.evaluate("input => input === document.activeElement"),
+        5,
+        "the keyboard in the form",
+    )
+    page.keyboard.press("Tab")
+    page.keyboard.insert_text("max_model_len=")
+    page.keyboard.press("Enter")
+    wait_until(lambda: form.locator(".nnl-error").inner_text(), 60, "a word about what was typed")
+    assert form.locator("input").last.get_attribute("aria-invalid") == "true"
+    page.keyboard.insert_text("1024")
+    wait_until(lambda: not form.locator(".nnl-error").inner_text(), 15, "the form's consent")
+    page.keyboard.press("Enter")
+    panel.engine_is("starting", 120)
+    photograph(page, folder, "starting")
+    panel.engine_is("ready", START_LIMIT_S)
+    panel.says("max_model_len=1024")
+    wait_until(
+        lambda: "main: ready" in page.locator(".nnl-statusbar").inner_text(), 10, "the status bar's word"
+    )
+
+
+def test_an_edit_is_listed_marked_and_switched_and_the_text_changes(
+    notebook: Notebook, panel: Panel, folder: Path
+) -> None:
+    notebook.run("import nnsight_lab as lab")
+    notebook.run(GENERATE)
+    plain = last_text(notebook)
+    notebook.run(EDIT)
+    notebook.finish(60)
+    panel.says("mute")
+    badge = panel.page.locator(".jp-CodeCell .nnl-badge")
+    wait_until(lambda: badge.count() == 1 and badge.inner_text() == "mute v1 · on", 10, "the cell's mark")
+    notebook.run(GENERATE)
+    muted = last_text(notebook)
+    assert muted != plain
+    panel.says("1 request")
+
+    panel.root.get_by_role("switch", name="Edit mute runs by default").click()
+    wait_until(lambda: badge.inner_text() == "mute v1 · off", 10, "the cell's mark")
+    notebook.run(GENERATE)
+    assert last_text(notebook) == plain
+    panel.root.get_by_role("switch", name="Edit mute runs by default").click()
+    wait_until(lambda: badge.inner_text() == "mute v1 · on", 10, "the cell's mark")
+
+    panel.root.locator(".nnl-edit summary").click()
+    wait_until(lambda: "layers[2]" in panel.root.locator(".nnl-source").inner_text(), 5, "the source")
+    panel.press("Go to cell")
+    page = panel.page
+    active = "jupyterapp.shell.currentWidget.content.activeCell.model.sharedModel"
+    wait_until(lambda: page.evaluate(f"{active}.getSource()") == EDIT, 5, "the edit's cell")
+    page.evaluate(f"{active}.setSource({EDIT.replace('[2]', '[1]')!r})")
+    wait_until(lambda: badge.inner_text() == "mute v1 · stale: run the cell again", 10, "a stale mark")
+    photograph(page, folder, "stale")
+    page.evaluate("jupyterapp.commands.execute('notebook:run-cell')")
+    wait_until(lambda: badge.inner_text() == "mute v2 · on", 15, "the new version's mark")
+    panel.press("Difference to the version before")
+    dialog = page.locator(".jp-Dialog")
+    dialog.wait_for()
+    assert "+ model.model.layers[1]" in dialog.inner_text()
+    assert "- model.model.layers[2]" in dialog.inner_text()
+    photograph(page, folder, "difference")
+    page.keyboard.press("Escape")
+
+
+def test_what_was_saved_is_inserted_into_a_cell_and_opened_in_a_tab(
+    notebook: Notebook, panel: Panel, folder: Path
+) -> None:
+    notebook.run(GENERATE)
+    notebook.finish(60)
+    panel.says("The Eiffel Tower is in the city of", 15)
+    panel.root.locator(".nnl-saves summary").first.click()
+    photograph(panel.page, folder, "saves")
+    notebook.write("shape = list(")
+    panel.press("Insert the code that reads hidden into the active cell")
+    panel.page.keyboard.insert_text(".shape)\nprint(shape)")
+    panel.page.keyboard.press("Control+Enter")
+    wait_until(lambda: "576" in last_text(notebook), 15, "the shape of what was saved")
+    panel.press("Open the saves in a tab")
+    tab = panel.page.locator(".nnl-saves-tab .nnl-browser")
+    tab.wait_for()
+    wait_until(lambda: "hidden" in tab.inner_text(), 15, "the browser of saves")
+    photograph(panel.page, folder, "tab")
+    panel.page.evaluate("jupyterapp.shell.currentWidget.close()")
+    panel.page.evaluate("jupyterapp.shell.activateById([...jupyterapp.shell.widgets('main')][0].id)")
+
+
+def test_a_busy_engine_is_seen_while_its_cell_runs_and_interrupted(
+    notebook: Notebook, panel: Panel, folder: Path
+) -> None:
+    notebook.run("lab.generate('Once', max_tokens=950, ignore_eos=True, edits=[])")
+    panel.engine_is("busy", 10)
+    panel.says("1 running, 0 waiting")
+    wait_until(
+        lambda: "tokens/s" in panel.page.locator(".nnl-statusbar").inner_text(), 10, "the status bar's word"
+    )
+    photograph(panel.page, folder, "busy")
+    panel.press("Abort my requests on engine main")
+    panel.engine_is("ready", 15)
+    notebook.finish(15)
+    assert "aborted" in notebook.errors()[-1]
+
+
+def test_a_reload_in_the_middle_of_a_cell_shows_what_the_kernel_says(
+    notebook: Notebook, panel: Panel
+) -> None:
+    page = panel.page
+    page.evaluate("jupyterapp.commands.execute('docmanager:save')")
+    notebook.run("import time\ntime.sleep(25)")
+    page.reload()
+    page.wait_for_selector(".jp-Notebook .jp-CodeCell", timeout=60_000)
+    panel.show()
+    panel.engine_is("ready", 20)
+    panel.says("mute")
+    assert not notebook.idle
+    notebook.finish(60)
+
+
+def test_a_killed_engine_is_said_within_five_seconds_and_comes_back_with_its_edits(
+    notebook: Notebook, panel: Panel, folder: Path
+) -> None:
+    core = next(process for process in own_processes(folder) if "EngineCore" in process.name)
+    os.kill(core.pid, signal.SIGKILL)
+    assert panel.engine_is("dead", 10) < 5
+    photograph(panel.page, folder, "dead")
+    panel.press("Restart engine main with its edits")
+    panel.engine_is("ready", START_LIMIT_S)
+    panel.says("mute")
+
+
+def test_a_cell_becomes_a_trace_an_edit_and_plain_again_from_the_toolbar(
+    notebook: Notebook, panel: Panel
+) -> None:
+    page = panel.page
+    notebook.write("x = 1")
+    active = "jupyterapp.shell.currentWidget.content.activeCell.model.sharedModel.getSource()"
+    for item, first in (
+        ("Run this cell inside a request", '%%trace "The Eiffel Tower is in the city of", max_tokens=1'),
+        ("Leave this cell on the engine", "%%edit probe"),
+        ("Make this a plain cell", "x = 1"),
+    ):
+        page.locator("[data-jp-item-name='nnsight-lab'] button, [data-jp-item-name='nnsight-lab']").first.click()
+        page.locator(f".lm-Menu-item:has-text('{item}')").click()
+        wait_until(lambda first=first: page.evaluate(active).splitlines()[0] == first, 5, first)
+    assert page.evaluate(active) == "x = 1"
+
+
+def test_two_notebooks_have_their_own_kernels_and_both_are_shown(notebook: Notebook, panel: Panel) -> None:
+    page = panel.page
+    page.evaluate(
+        "jupyterapp.commands.execute('notebook:create-new', {kernelName: 'python3', activate: true})"
+    )
+    panel.says("(another notebook)", 60)
+    panel.says("nnsight-lab is not loaded in this notebook’s kernel.", 60)
+    panel.engine_is("ready")
+
+
+def test_nothing_of_the_panel_is_out_of_the_keyboards_reach_or_without_a_name(panel: Panel) -> None:
+    unnamed = panel.root.evaluate(
+        """root => [...root.querySelectorAll('button, input, summary, [tabindex]')].filter(found => {
+            const label = found.getAttribute('aria-label') || found.textContent.trim() || found.placeholder ||
+                (found.labels && found.labels.length ? found.labels[0].textContent : '');
+            return !label || (found.tabIndex < 0);
+        }).map(found => found.outerHTML)"""
+    )
+    assert unnamed == []
