@@ -6,8 +6,10 @@ in the test's temporary folder; look at them when the drawing was changed.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,11 +42,27 @@ pytestmark = [
 START_LIMIT_S = 400
 PANEL = "#nnsight-lab-panel"
 #: An edit whose effect is seen in the text.
-EDIT = "%%edit mute\nmodel.model.layers[2].output[0][:] = 0\nhidden = model.model.layers[3].output[0].save()"
+EDIT = "%%edit mute\nmodel.model.layers[2].output[1][:] = 0\nhidden = model.model.layers[3].output[0].save()"
 GENERATE = (
     "print('text:', lab.generate('The Eiffel Tower is in the city of', max_tokens=4, temperature=0)"
     "[0].outputs[0].text)"
 )
+
+
+#: A Python that does not have this package, whatever way it was installed here.
+BARE_KERNEL = {
+    "argv": [
+        sys.executable,
+        "-c",
+        "import os, sys, runpy\n"
+        "sys.path[:] = [p for p in sys.path if not os.path.isdir(os.path.join(p or '.', 'nnsight_lab'))]\n"
+        "runpy.run_module('ipykernel_launcher', run_name='__main__')",
+        "-f",
+        "{connection_file}",
+    ],
+    "display_name": "Bare",
+    "language": "python",
+}
 
 
 class Panel:
@@ -92,6 +110,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def server(folder: Path) -> Iterator[Server]:
     notebook = empty_notebook(folder / "panel.ipynb")
+    bare = folder / "jupyter" / "kernels" / "bare"
+    bare.mkdir(parents=True)
+    (bare / "kernel.json").write_text(json.dumps(BARE_KERNEL))
     state = {"XDG_STATE_HOME": str(folder / "state")}
     with serve(folder, notebook, {**ENGINE_ENVIRONMENT, **state}) as server:
         yield server
@@ -133,8 +154,8 @@ def own_processes(folder: Path) -> list[EngineProcess]:
 
 
 def last_text(notebook: Notebook) -> str:
-    """What the last cell printed."""
-    notebook.finish(60)
+    """What the last cell printed, once it is done."""
+    wait_until(lambda: notebook.cells[-1]["execution_count"] is not None, 60, "the cell's end", tick_s=0.2)
     return "".join(str(output.get("text", "")) for output in notebook.cells[-1]["outputs"])
 
 
@@ -142,6 +163,7 @@ def photograph(page: Any, folder: Path, name: str) -> None:
     notebook = Notebook(page)
     for theme in reversed(THEMES):
         notebook.set_theme(theme)
+        page.wait_for_selector("#jupyterlab-splash", state="detached")
         page.screenshot(path=folder / f"{name}-{theme.split()[-1].lower()}.png")
 
 
@@ -314,6 +336,38 @@ def test_two_notebooks_have_their_own_kernels_and_both_are_shown(notebook: Noteb
     panel.says("(another notebook)", 60)
     panel.says("nnsight-lab is not loaded in this notebook’s kernel.", 60)
     panel.engine_is("ready")
+
+
+def test_a_kernel_without_the_package_or_with_another_version_is_said_in_words(
+    notebook: Notebook, panel: Panel
+) -> None:
+    page = panel.page
+    page.evaluate("jupyterapp.commands.execute('notebook:create-new', {kernelName: 'bare', activate: true})")
+    panel.says("nnsight-lab is not installed in this notebook’s kernel: run “%pip install nnsight-lab”", 60)
+    page.evaluate(
+        "jupyterapp.commands.execute('notebook:create-new', {kernelName: 'python3', activate: true})"
+    )
+    panel.says("nnsight-lab is not loaded", 60)
+    notebook.run("%load_ext nnsight_lab\nimport nnsight_lab.wire.panel\nnnsight_lab.wire.panel.PROTOCOL = 99")
+    panel.says("which speaks to this panel in another way", 60)
+
+
+def test_an_idle_kernel_is_asked_at_most_every_three_seconds(notebook: Notebook, panel: Panel) -> None:
+    page = panel.page
+    page.evaluate("jupyterapp.shell.activateById([...jupyterapp.shell.widgets('main')][0].id)")
+    panel.engine_is("ready")
+    notebook.run(
+        "handlers, asked = get_ipython().kernel.control_handlers, []\n"
+        "answering = handlers['nnsight_lab_status_request']\n"
+        "def counted(*message):\n    asked.append(1)\n    return answering(*message)\n"
+        "handlers['nnsight_lab_status_request'] = counted"
+    )
+    notebook.finish(30)
+    began_s = time.monotonic()
+    page.wait_for_timeout(10_000)  # nothing is waited for: it is counted what happens meanwhile
+    notebook.run("print(len(asked))")
+    count, passed_s = int(last_text(notebook)), time.monotonic() - began_s
+    assert 1 <= count <= passed_s / 3 + 1
 
 
 def test_nothing_of_the_panel_is_out_of_the_keyboards_reach_or_without_a_name(panel: Panel) -> None:

@@ -28,7 +28,11 @@ const ANSWER_MS = 8000;
 /** Asked in the kernel itself, so it must run in any Python: it imports nothing of ours. */
 const PROBE = `{'loaded': '${wire.STATUS_REQUEST}' in getattr(getattr(get_ipython(), 'kernel', None), 'control_handlers', {}), 'installed': __import__('importlib.util', fromlist=['x']).find_spec('nnsight_lab') is not None}`;
 
+let links = 0;
+
 export class KernelLink implements IDisposable {
+  /** Its own: a kernel whose notebook is closed and opened again has another. */
+  readonly id = `link-${(links += 1)}`;
   readonly changed = new Signal<this, void>(this);
   presence: Presence = 'unknown';
   status: PanelStatus | null = null;

@@ -63,6 +63,9 @@ export class Watch implements IDisposable {
 
   /** Somebody looks, or no longer does; `saves` where the saves are looked at. */
   look(who: string, visible: boolean, saves = false): void {
+    if (this.#lookers.get(who) === (visible ? saves : undefined)) {
+      return;
+    }
     if (visible) {
       this.#lookers.set(who, saves);
     } else {
@@ -70,7 +73,7 @@ export class Watch implements IDisposable {
     }
     this.#looked();
     if (visible) {
-      void this.poll(saves ? 0 : 1000);
+      void this.poll(1000);
     }
   }
 

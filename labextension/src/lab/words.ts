@@ -54,7 +54,7 @@ export function presence(found: Presence, version: string, trans: TranslationBun
     case 'other-language':
       return trans.__('This notebook’s kernel is not a Python kernel.');
     case 'missing':
-      return trans.__('nnsight-lab is not installed in this notebook’s kernel: run “%pip install nnsight-lab” there.');
+      return trans.__('nnsight-lab is not installed in this notebook’s kernel: run “%1” there.', '%pip install nnsight-lab');
     case 'unloaded':
       return trans.__('nnsight-lab is not loaded in this notebook’s kernel.');
     case 'other-version':

@@ -28,8 +28,8 @@ export const cells: JupyterFrontEndPlugin<void> = {
   ) => {
     const trans = (translator ?? nullTranslator).load(DOMAIN);
     const labels = {
-      trace: trans.__('Run this cell inside a request (%%trace)'),
-      edit: trans.__('Leave this cell on the engine (%%edit)'),
+      trace: trans.__('Run this cell inside a request (%1)', '%%trace'),
+      edit: trans.__('Leave this cell on the engine (%1)', '%%edit'),
       plain: trans.__('Make this a plain cell')
     };
     const active = () => {
@@ -64,7 +64,7 @@ export const cells: JupyterFrontEndPlugin<void> = {
     // The notebook's toolbar has it from this plugin's settings, where it can be moved or taken off.
     app.commands.addCommand('nnsight-lab:turn', {
       label: '',
-      caption: trans.__('Turn the cell into %%trace or %%edit'),
+      caption: trans.__('Turn the cell into %1 or %2', '%%trace', '%%edit'),
       icon,
       isEnabled: () => active() !== null,
       describedBy: { args: { type: 'object', properties: {} } },

@@ -5,7 +5,7 @@ import { IEditorLanguageRegistry } from '@jupyterlab/codemirror';
 import { OutputArea, OutputAreaModel } from '@jupyterlab/outputarea';
 import { ITranslator, nullTranslator } from '@jupyterlab/translation';
 import { LabIcon } from '@jupyterlab/ui-components';
-import { Widget } from '@lumino/widgets';
+import { Panel, Widget } from '@lumino/widgets';
 
 import { element } from '../../widgets/dom';
 import '../style.css';
@@ -123,12 +123,11 @@ export const panel: JupyterFrontEndPlugin<void> = {
           code: `__import__('nnsight_lab').browse(${JSON.stringify(engine)})`,
           store_history: false
         });
-        const content = new Widget();
+        const content = new Panel();
         content.addClass('nnl-saves-tab');
         content.title.label = trans.__('Saves: %1', engine);
         content.title.icon = icon;
-        Widget.attach(output, content.node);
-        content.disposed.connect(() => output.dispose());
+        content.addWidget(output);
         app.shell.add(new MainAreaWidget({ content }), 'main', { mode: 'split-right' });
       },
       () => front() !== null

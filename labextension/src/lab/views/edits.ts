@@ -24,7 +24,7 @@ export class EditsView {
   ) {
     const { trans } = context;
     const list = element('ul', { class: 'nnl-list', 'aria-label': trans.__('Edits of engine %1', engine) });
-    this.#none = element('p', { class: 'nnl-faint' }, trans.__('No edits. A cell that starts with %%edit NAME leaves one.'));
+    this.#none = element('p', { class: 'nnl-faint' }, trans.__('No edits. A cell that starts with %1 leaves one.', '%%edit NAME'));
     this.element = element('div', { class: 'nnl-edits' }, element('h5', {}, trans.__('Edits')), this.#none, list);
     this.#list = new Keyed(
       list,

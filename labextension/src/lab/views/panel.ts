@@ -38,10 +38,10 @@ export class EnginePanel extends Widget {
     const kernels = element('div', {});
     this.#kernels = new Keyed(
       kernels,
-      watched => watched.link.kernel.id,
+      watched => watched.link.id,
       watched => {
         const view = new KernelView(context, watched);
-        this.#views.set(watched.link.kernel.id, view);
+        this.#views.set(watched.link.id, view);
         return { element: view.element, update: latest => view.update(latest, watch.current?.link === latest.link) };
       }
     );
@@ -72,7 +72,7 @@ export class EnginePanel extends Widget {
   focusStart(): void {
     const watched = this.context.watch.current;
     if (watched) {
-      this.#views.get(watched.link.kernel.id)?.openStart();
+      this.#views.get(watched.link.id)?.openStart();
     }
   }
 
@@ -168,7 +168,7 @@ class KernelView {
   ) {
     const { trans } = context;
     this.#watched = watched;
-    this.#load = button(trans.__('Load it'), () => void this.#loadIt(), trans.__('Run %load_ext nnsight_lab in this notebook’s kernel'));
+    this.#load = button(trans.__('Load it'), () => void this.#loadIt(), trans.__('Run %1 in this notebook’s kernel', '%load_ext nnsight_lab'));
     const engines = element('div', {});
     this.#engines = new Keyed(
       engines,
@@ -178,7 +178,14 @@ class KernelView {
         return { element: view.element, update: latest => view.update(latest) };
       }
     );
-    this.#form = new StartForm(context, () => this.#watched);
+    this.#form = new StartForm(
+      context,
+      () => this.#watched,
+      () => {
+        this.#start.open = false;
+        this.#start.querySelector('summary')?.focus();
+      }
+    );
     this.#start = element('details', { class: 'nnl-start' }, element('summary', {}, trans.__('Start an engine')), this.#form.element);
     const actions = element('ul', { class: 'nnl-list nnl-actions-log', 'aria-label': trans.__('What was asked for') });
     this.#actions = new Keyed(
@@ -215,8 +222,12 @@ class KernelView {
     this.#engines.show(loaded ? status.engines : []);
     this.#start.hidden = !(loaded || link.presence === 'unloaded');
     this.#form.update(status?.models ?? ['demo']);
-    // Done and undisputed is not news.
-    this.#actions.show(loaded ? status.actions.filter(action => action.state !== wire.DONE).slice(-3) : []);
+    // Done is not news, and a start under way is seen in its engine; nor is a failure that was made good since.
+    const news = (action: PanelAction, index: number) =>
+      action.state === wire.FAILED
+        ? !status?.actions.slice(index + 1).some(later => later.engine === action.engine && later.state !== wire.FAILED)
+        : action.state === wire.RUNNING && !status?.engines.some(engine => engine.name === action.engine && engine.state === wire.STARTING);
+    this.#actions.show(loaded ? status.actions.filter(news).slice(-3) : []);
     this.#savesPart.hidden = !loaded || status.engines.length === 0;
     if (loaded) {
       this.#saves.update(status.saves);

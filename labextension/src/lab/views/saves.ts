@@ -15,6 +15,7 @@ export class SavesView {
   readonly element: HTMLElement;
   readonly #list: Keyed<Request>;
   readonly #none: HTMLElement;
+  readonly #open: HTMLButtonElement;
 
   constructor(
     readonly context: Context,
@@ -23,8 +24,8 @@ export class SavesView {
     const { trans } = context;
     const list = element('ul', { class: 'nnl-list', 'aria-label': trans.__('Recent requests') });
     this.#none = element('p', { class: 'nnl-faint' }, trans.__('Nothing was saved yet. “.save()” in a block keeps a value.'));
-    const open = button(trans.__('Open in a tab'), () => void context.app.commands.execute('nnsight-lab:saves'), trans.__('Open the saves in a tab, to sort, search and compare'));
-    this.element = element('div', { class: 'nnl-saves' }, element('div', { class: 'nnl-actions' }, open), this.#none, list);
+    this.#open = button(trans.__('Open in a tab'), () => void context.app.commands.execute('nnsight-lab:saves'), trans.__('Open the saves in a tab, to sort, search and compare'));
+    this.element = element('div', { class: 'nnl-saves' }, element('div', { class: 'nnl-actions' }, this.#open), this.#none, list);
     this.#list = new Keyed(
       list,
       request => request.id,
@@ -34,6 +35,7 @@ export class SavesView {
 
   update(saves: readonly PanelSave[]): void {
     this.#none.hidden = saves.length > 0;
+    this.#open.hidden = saves.length === 0;
     const requests = new Map<string, Request>();
     for (const save of saves) {
       const found = requests.get(save.request_id) ?? { id: save.request_id, saves: [] };
@@ -56,7 +58,8 @@ export class SavesView {
       element: item,
       update: request => {
         const total = request.saves.reduce((sum, save) => sum + save.bytes, 0);
-        say(prompt, `${request.saves[0]?.prompt || first.id} · ${request.saves.length} · ${bytes(total)}`);
+        const values = this.context.trans._n('%1 value', '%1 values', request.saves.length);
+        say(prompt, `${request.saves[0]?.prompt || first.id} · ${values}, ${bytes(total)}`);
         prompt.title = request.id;
         keyed.show(request.saves);
       }

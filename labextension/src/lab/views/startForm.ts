@@ -21,7 +21,8 @@ export class StartForm {
 
   constructor(
     readonly context: Context,
-    readonly watched: () => Watched | null
+    readonly watched: () => Watched | null,
+    readonly started: () => void
   ) {
     const { trans } = context;
     const id = `nnl-start-${(made += 1)}`;
@@ -122,8 +123,8 @@ export class StartForm {
       }
       const answer = await watched.link.act(wire.CHECK, this.#content);
       this.#judge(answer.ok ? '' : (answer.text ?? ''));
-      if (answer.ok) {
-        await act(this.context, watched, wire.START, this.#content);
+      if (answer.ok && (await act(this.context, watched, wire.START, this.#content))) {
+        this.started();
       }
     } finally {
       this.#submit.disabled = false;
