@@ -2,14 +2,16 @@
 
 The control channel has a thread of its own in ipykernel 6 and 7, so a status is answered while a cell
 computes. An unknown request is logged by ipykernel and never answered: that is how a page knows that this
-package is not loaded. A comm opened by a page gets a status whenever one differs from the last, at most
-twice a second, and only while the page says that it is looked at.
+package is not loaded. But each control request also makes a busy kernel look idle for a moment
+(jupyter_client#838). So a page that has a comm is told on it: whenever something changed, at most twice a
+second, and every few seconds at least; only while it says that it is looked at.
 """
 
 from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any
@@ -22,6 +24,8 @@ from nnsight_lab.wire import panel as wire
 
 #: Between two looks for changes.
 _TICK_S = 0.5
+#: A page that nothing changed for is told no oftener.
+_LEAST_S = 3.0
 _ATTRIBUTE = "_nnsight_lab_panel"
 
 
@@ -94,6 +98,11 @@ class Control:
 
     def _heard(self, page: _Page, data: Mapping[str, Any]) -> None:
         page.visible = bool(data.get(wire.VISIBLE, page.visible))
+        page.saves = bool(data.get(wire.SAVES, page.saves))
+        every_s = data.get(wire.EVERY_S)
+        if isinstance(every_s, int | float):
+            page.every_s = max(_LEAST_S, float(every_s))
+        page.told = None
         self._stir.set()
 
     def _push(self) -> None:
@@ -104,12 +113,14 @@ class Control:
             self._stir.clear()
             if not looking or self._closed.is_set():
                 continue
-            status = self._snapshots.take(self._actions.latest(), models=False)
+            saves = any(page.saves for page in looking)
+            status = self._snapshots.take(self._actions.latest(), saves=saves)
             content = asdict(status)
             key = _without_clocks(status)
+            now = time.monotonic()
             for page in looking:
-                if page.told != key:
-                    page.told = key
+                if page.told != key or now - page.told_at >= page.every_s:
+                    page.told, page.told_at = key, now
                     with contextlib.suppress(Exception):  # a page that is just going
                         page.comm.send(content)
 
@@ -131,7 +142,10 @@ class _Page:
     def __init__(self, comm: Any) -> None:
         self.comm = comm
         self.visible = True
+        self.saves = False
+        self.every_s = _LEAST_S
         self.told: object = None
+        self.told_at = 0.0
 
 
 def _without_clocks(status: wire.PanelStatus) -> wire.PanelStatus:

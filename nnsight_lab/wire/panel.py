@@ -21,9 +21,10 @@ ACTION_REQUEST: Final = "nnsight_lab_action_request"
 ACTION_REPLY: Final = "nnsight_lab_action_reply"
 #: The comm that a page opens to be told of changes; each message is a status.
 COMM_TARGET: Final = "nnsight_lab_panel"
-#: What the page says on it: `{"visible": true}`.
+#: What the page says on it: whether it is looked at, and how often to tell it though nothing changed.
 VISIBLE: Final = "visible"
-#: In a status request: whether the newest requests' saves are wanted too.
+EVERY_S: Final = "every_s"
+#: There, and in a status request: whether the newest requests' saves are wanted too.
 SAVES: Final = "saves"
 
 #: States of an engine.

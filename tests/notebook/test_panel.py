@@ -232,6 +232,10 @@ def test_a_page_is_told_of_changes(kernel: Kernel) -> None:
     page.until(lambda told: told["engines"][0]["state"] == wire.READY, 20)
     run_cell(kernel, EDIT, "cell-1")
     page.until(lambda told: [e["name"] for e in told["engines"][0]["edits"]] == ["probe"], 5)
+    # Nothing changes now, so it is told every three seconds and not oftener.
+    began_s, before = time.monotonic(), len(page.told)
+    page.until(lambda _: time.monotonic() - began_s > 8, 15)
+    assert 2 <= len(page.told) - before <= 5
     page.close()
 
 

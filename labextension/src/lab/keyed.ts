@@ -41,12 +41,16 @@ export class Keyed<T> {
 export function button(label: string, pressed: () => void, title = ''): HTMLButtonElement {
   const made = document.createElement('button');
   made.type = 'button';
-  made.className = 'nnl-button';
+  made.className = 'nnlab-button';
   made.textContent = label;
   if (title) {
     made.title = title;
     made.setAttribute('aria-label', title);
   }
-  made.addEventListener('click', pressed);
+  made.addEventListener('click', () => {
+    if (made.getAttribute('aria-disabled') !== 'true') {
+      pressed();
+    }
+  });
   return made;
 }

@@ -15,7 +15,7 @@ import type { PanelStatus } from './wire';
 import * as wire from './wire';
 
 /** What is known of the package in a kernel. */
-export type Presence = 'unknown' | 'other-language' | 'missing' | 'unloaded' | 'loaded' | 'other-version';
+export type Presence = 'unknown' | 'other-language' | 'missing' | 'unloaded' | 'too-old' | 'loaded' | 'other-version';
 
 export interface Answer {
   ok: boolean;
@@ -25,6 +25,8 @@ export interface Answer {
 }
 
 const ANSWER_MS = 8000;
+/** After a cell that mentions the package began: when it is asked whether it is loaded by now. */
+const LOADING_MS = [1000, 3000, 8000];
 /** Asked in the kernel itself, so it must run in any Python: it imports nothing of ours. */
 const PROBE = `{'loaded': '${wire.STATUS_REQUEST}' in getattr(getattr(get_ipython(), 'kernel', None), 'control_handlers', {}), 'installed': __import__('importlib.util', fromlist=['x']).find_spec('nnsight_lab') is not None}`;
 
@@ -44,8 +46,8 @@ export class KernelLink implements IDisposable {
   #ranSomething = false;
   #comm: Kernel.IComm | null = null;
   #told = 0;
-  #visible = true;
-  #clock: [number, number] = [0, 0];
+  #looked = { [wire.VISIBLE]: true, [wire.SAVES]: false, [wire.EVERY_S]: 3 };
+  #loading: number[] = [];
 
   constructor(readonly kernel: Kernel.IKernelConnection) {
     kernel.iopubMessage.connect(this.#heard, this);
@@ -64,7 +66,7 @@ export class KernelLink implements IDisposable {
 
   /** Seconds since the latest status: durations in it go on meanwhile. */
   get age(): number {
-    return this.#clock[0] ? (performance.now() - this.#clock[0]) / 1000 : 0;
+    return this.#told ? (performance.now() - this.#told) / 1000 : 0;
   }
 
   dispose(): void {
@@ -72,6 +74,7 @@ export class KernelLink implements IDisposable {
       return;
     }
     this.#disposed = true;
+    this.#forgetLoading();
     this.kernel.iopubMessage.disconnect(this.#heard, this);
     this.kernel.statusChanged.disconnect(this.#statusChanged, this);
     if (this.#comm && !this.kernel.isDisposed && !this.#comm.isDisposed) {
@@ -80,12 +83,13 @@ export class KernelLink implements IDisposable {
     Signal.clearData(this);
   }
 
-  /** Tell the kernel whether anybody looks. */
-  look(visible: boolean): void {
-    if (visible !== this.#visible) {
-      this.#visible = visible;
+  /** Tell the kernel whether anybody looks, also at the saves, and how often to say that nothing changed. */
+  look(visible: boolean, saves: boolean, everySeconds: number): void {
+    const looked = { [wire.VISIBLE]: visible, [wire.SAVES]: saves, [wire.EVERY_S]: everySeconds };
+    if (JSON.stringify(looked) !== JSON.stringify(this.#looked)) {
+      this.#looked = looked;
       if (this.#comm && !this.#comm.isDisposed) {
-        this.#comm.send({ [wire.VISIBLE]: visible });
+        this.#comm.send(looked);
       }
     }
   }
@@ -120,6 +124,9 @@ export class KernelLink implements IDisposable {
     };
     const reply = await future.done;
     await this.#probe();
+    if (reply.content.status === 'ok' && this.presence === 'unloaded') {
+      this.#set('too-old');
+    }
     return reply.content.status === 'ok' ? { ok: true } : { ok: false, text };
   }
 
@@ -157,10 +164,9 @@ export class KernelLink implements IDisposable {
           this.#set('loaded');
         }
         await this.#ask(false);
-        this.#openComm();
       } else if (said.includes("'loaded': False")) {
         this.#close();
-        this.#set(said.includes("'installed': True") ? 'unloaded' : 'missing');
+        this.#set(said.includes("'installed': True") ? (this.presence === 'too-old' ? 'too-old' : 'unloaded') : 'missing');
       }
     } catch {
       // The kernel went away meanwhile; its next status says more.
@@ -189,16 +195,13 @@ export class KernelLink implements IDisposable {
       return;
     }
     this.#told = performance.now();
-    this.#clock = [this.#told, 0];
     this.silent = false;
     if (!saves) {
       status.saves = this.status?.saves ?? [];
     }
-    if (!status.models?.length) {
-      status.models = this.status?.models ?? [];
-    }
     this.status = status;
     this.presence = status.protocol === wire.PROTOCOL ? 'loaded' : 'other-version';
+    this.#openComm();
     this.#say();
   }
 
@@ -238,11 +241,11 @@ export class KernelLink implements IDisposable {
     }
     const comm = this.kernel.createComm(wire.COMM_TARGET);
     this.#comm = comm;
-    comm.onMsg = message => this.#take(message.content.data as unknown as PanelStatus, false);
+    comm.onMsg = message => this.#take(message.content.data as unknown as PanelStatus, this.#looked[wire.SAVES]);
     comm.onClose = () => {
       this.#comm = null;
     };
-    comm.open({ [wire.VISIBLE]: this.#visible });
+    comm.open(this.#looked);
   }
 
   #close(): void {
@@ -255,7 +258,22 @@ export class KernelLink implements IDisposable {
     // Silent questions such as our own are not announced like this.
     if (KernelMessage.isExecuteInputMsg(message)) {
       this.#ranSomething = true;
+      if (this.presence !== 'loaded' && message.content.code.includes('nnsight_lab')) {
+        // It may load the package and go on for minutes, starting an engine.
+        this.#forgetLoading();
+        this.#loading = LOADING_MS.map(late => window.setTimeout(() => void this.#askWhileBusy(), late));
+      }
     }
+  }
+
+  async #askWhileBusy(): Promise<void> {
+    if (this.presence !== 'loaded' && this.kernel.status === 'busy' && !this.#asking && !this.#disposed) {
+      await this.#ask(false);
+    }
+  }
+
+  #forgetLoading(): void {
+    this.#loading.splice(0).forEach(timer => window.clearTimeout(timer));
   }
 
   #statusChanged(_: unknown, status: Kernel.Status): void {

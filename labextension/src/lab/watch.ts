@@ -18,7 +18,7 @@ export interface Watched {
 
 export class Watch implements IDisposable {
   readonly changed = new Signal<this, void>(this);
-  pollSeconds = 3;
+  #pollSeconds = 3;
   #links = new Map<string, KernelLink>();
   #panels = new Map<NotebookPanel, string>();
   #lookers = new Map<string, boolean>();
@@ -57,6 +57,16 @@ export class Watch implements IDisposable {
     return found;
   }
 
+  /** How often a kernel is to say something though nothing changed; at least 3. */
+  get pollSeconds(): number {
+    return this.#pollSeconds;
+  }
+
+  set pollSeconds(seconds: number) {
+    this.#pollSeconds = Math.max(3, seconds);
+    this.#looked();
+  }
+
   linkOf(panel: NotebookPanel): KernelLink | null {
     return this.#links.get(this.#panels.get(panel) ?? '') ?? null;
   }
@@ -73,15 +83,14 @@ export class Watch implements IDisposable {
     }
     this.#looked();
     if (visible) {
-      void this.poll(1000);
+      void this.poll(3000);
     }
   }
 
   /** Ask every kernel now, but for those that said something within `freshMs`. */
-  async poll(freshMs = 0): Promise<void> {
+  async poll(freshMs: number): Promise<void> {
     if (this.#visible) {
-      const saves = [...this.#lookers.values()].some(Boolean);
-      await Promise.all([...this.#links.values()].map(link => link.poll(saves ? 0 : freshMs, saves)));
+      await Promise.all([...this.#links.values()].map(link => link.poll(freshMs, this.#saves)));
     }
   }
 
@@ -101,20 +110,24 @@ export class Watch implements IDisposable {
     return this.#lookers.size > 0 && document.visibilityState === 'visible';
   }
 
+  get #saves(): boolean {
+    return [...this.#lookers.values()].some(Boolean);
+  }
+
   #looked = (): void => {
     for (const link of this.#links.values()) {
-      link.look(this.#visible);
+      link.look(this.#visible, this.#saves, this.#pollSeconds);
     }
   };
 
   #tick(): void {
     this.#timer = window.setTimeout(
       () => {
-        // What a kernel told unasked counts as an answer.
-        const wait = this.poll(this.pollSeconds * 900);
+        // A kernel that tells by itself is not asked: the question would make a busy one look idle.
+        const wait = this.poll(this.#pollSeconds * 1800);
         void wait.finally(() => !this.#disposed && this.#tick());
       },
-      Math.max(3, this.pollSeconds) * 1000
+      this.#pollSeconds * 1000
     );
   }
 
@@ -140,7 +153,7 @@ export class Watch implements IDisposable {
     this.#panels.set(panel, kernel?.id ?? '');
     if (kernel && !this.#links.has(kernel.id)) {
       const link = new KernelLink(kernel);
-      link.look(this.#visible);
+      link.look(this.#visible, this.#saves, this.#pollSeconds);
       link.changed.connect(() => this.#say());
       this.#links.set(kernel.id, link);
     }

@@ -8,6 +8,7 @@ export const ACTION_REQUEST = 'nnsight_lab_action_request';
 export const ACTION_REPLY = 'nnsight_lab_action_reply';
 export const COMM_TARGET = 'nnsight_lab_panel';
 export const VISIBLE = 'visible';
+export const EVERY_S = 'every_s';
 export const SAVES = 'saves';
 
 export const STARTING = 'starting';

@@ -57,6 +57,11 @@ export function presence(found: Presence, version: string, trans: TranslationBun
       return trans.__('nnsight-lab is not installed in this notebook’s kernel: run “%1” there.', '%pip install nnsight-lab');
     case 'unloaded':
       return trans.__('nnsight-lab is not loaded in this notebook’s kernel.');
+    case 'too-old':
+      return trans.__(
+        'The nnsight-lab of this notebook’s kernel is older than this panel and tells it nothing: run “%1” there, then restart the kernel.',
+        '%pip install -U nnsight-lab'
+      );
     case 'other-version':
       return trans.__(
         'The kernel has nnsight-lab %1, which speaks to this panel in another way. Install the same version for both, then restart the kernel and reload the page.',

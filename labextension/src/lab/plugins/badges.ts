@@ -9,7 +9,7 @@ import type { Watch } from '../watch';
 import { IWatch } from '../watch';
 import { DOMAIN } from '../words';
 
-const CLASS = 'nnl-badge';
+const CLASS = 'nnlab-badge';
 
 /** A mark on the cell whose edit is on the engine; "stale" where the cell was changed since. */
 export const badges: JupyterFrontEndPlugin<void> = {
@@ -48,8 +48,8 @@ export const badges: JupyterFrontEndPlugin<void> = {
         }
         say(badge, text);
         badge.setAttribute('aria-label', trans.__('Edit on the engine: %1', text));
-        badge.classList.toggle('nnl-mod-stale', stale);
-        badge.classList.toggle('nnl-mod-off', off && !stale);
+        badge.classList.toggle('nnlab-mod-stale', stale);
+        badge.classList.toggle('nnlab-mod-off', off && !stale);
       }
     };
     const drawAll = () => tracker.forEach(draw);

@@ -66,7 +66,6 @@ export const cells: JupyterFrontEndPlugin<void> = {
       label: '',
       caption: trans.__('Turn the cell into %1 or %2', '%%trace', '%%edit'),
       icon,
-      isEnabled: () => active() !== null,
       describedBy: { args: { type: 'object', properties: {} } },
       execute: () => {
         const menu = new Menu({ commands: app.commands });

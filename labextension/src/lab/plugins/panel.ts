@@ -2,7 +2,7 @@ import type { JupyterFrontEnd, JupyterFrontEndPlugin } from '@jupyterlab/applica
 import { ILayoutRestorer } from '@jupyterlab/application';
 import { ICommandPalette, MainAreaWidget } from '@jupyterlab/apputils';
 import { IEditorLanguageRegistry } from '@jupyterlab/codemirror';
-import { OutputArea, OutputAreaModel } from '@jupyterlab/outputarea';
+import { OutputAreaModel, SimplifiedOutputArea } from '@jupyterlab/outputarea';
 import { ITranslator, nullTranslator } from '@jupyterlab/translation';
 import { LabIcon } from '@jupyterlab/ui-components';
 import { Panel, Widget } from '@lumino/widgets';
@@ -67,6 +67,13 @@ export const panel: JupyterFrontEndPlugin<void> = {
         () => front() !== null
       );
 
+    let could = false;
+    watch.changed.connect(() => {
+      if ((front() !== null) !== could) {
+        could = !could;
+        app.commands.notifyCommandChanged();
+      }
+    });
     command('nnsight-lab:show', trans.__('Show the engine panel'), () => app.shell.activateById(side.id), () => true);
     command(
       'nnsight-lab:start',
@@ -89,17 +96,17 @@ export const panel: JupyterFrontEndPlugin<void> = {
           return;
         }
         const engine = nameOf(args);
-        const text = element('pre', { class: 'nnl-log', tabindex: '0', 'aria-label': trans.__('Log of engine %1', engine) });
+        const text = element('pre', { class: 'nnlab-log', tabindex: '0', 'aria-label': trans.__('Log of engine %1', engine) });
         const read = async () => {
           const answer = await watched.link.act(wire.LOG, { engine });
           text.textContent = answer.text ?? '';
           text.scrollTop = text.scrollHeight;
         };
         const content = new Widget();
-        content.addClass('nnl-log-view');
+        content.addClass('nnlab-log-view');
         content.title.label = trans.__('Log: %1', engine);
         content.title.icon = icon;
-        content.node.append(element('div', { class: 'nnl-actions' }, button(trans.__('Read again'), () => void read())), text);
+        content.node.append(element('div', { class: 'nnlab-actions' }, button(trans.__('Read again'), () => void read())), text);
         app.shell.add(new MainAreaWidget({ content }), 'main', { mode: 'split-bottom' });
         void read();
       },
@@ -115,7 +122,7 @@ export const panel: JupyterFrontEndPlugin<void> = {
         }
         const engine = nameOf(args);
         // The notebook's own: its widgets are drawn by it.
-        const output = new OutputArea({
+        const output = new SimplifiedOutputArea({
           model: new OutputAreaModel({ trusted: true }),
           rendermime: watched.panel.content.rendermime
         });
@@ -124,7 +131,7 @@ export const panel: JupyterFrontEndPlugin<void> = {
           store_history: false
         });
         const content = new Panel();
-        content.addClass('nnl-saves-tab');
+        content.addClass('nnlab-saves-tab');
         content.title.label = trans.__('Saves: %1', engine);
         content.title.icon = icon;
         content.addWidget(output);

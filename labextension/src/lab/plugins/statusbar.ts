@@ -18,7 +18,7 @@ export const statusbar: JupyterFrontEndPlugin<void> = {
   optional: [ITranslator],
   activate: (app: JupyterFrontEnd, watch: Watch, bar: IStatusBar, translator: ITranslator | null) => {
     const trans = (translator ?? nullTranslator).load(DOMAIN);
-    const text = element('button', { type: 'button', class: 'nnl-statusbar' });
+    const text = element('button', { type: 'button', class: 'nnlab-statusbar' });
     text.addEventListener('click', () => void app.commands.execute('nnsight-lab:show'));
     const item = new Widget();
     item.node.append(text);

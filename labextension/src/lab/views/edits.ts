@@ -23,9 +23,9 @@ export class EditsView {
     readonly engine: string
   ) {
     const { trans } = context;
-    const list = element('ul', { class: 'nnl-list', 'aria-label': trans.__('Edits of engine %1', engine) });
-    this.#none = element('p', { class: 'nnl-faint' }, trans.__('No edits. A cell that starts with %1 leaves one.', '%%edit NAME'));
-    this.element = element('div', { class: 'nnl-edits' }, element('h5', {}, trans.__('Edits')), this.#none, list);
+    const list = element('ul', { class: 'nnlab-list', 'aria-label': trans.__('Edits of engine %1', engine) });
+    this.#none = element('p', { class: 'nnlab-faint' }, trans.__('No edits. A cell that starts with %1 leaves one.', '%%edit NAME'));
+    this.element = element('div', { class: 'nnlab-edits' }, element('h5', {}, trans.__('Edits')), this.#none, list);
     this.#list = new Keyed(
       list,
       edit => edit.name,
@@ -47,24 +47,24 @@ export class EditsView {
     on.addEventListener('change', () => {
       void act(this.context, this.watched, on.checked ? wire.EDIT_ON : wire.EDIT_OFF, named);
     });
-    const version = element('span', { class: 'nnl-faint' });
-    const stale = element('span', { class: 'nnl-stale' });
-    const counts = element('span', { class: 'nnl-counts' });
-    const error = element('p', { class: 'nnl-error' });
-    const source = element('pre', { class: 'nnl-source', tabindex: '0', 'aria-label': trans.__('Source of edit %1', first.name) });
-    const owner = element('p', { class: 'nnl-faint' });
+    const version = element('span', { class: 'nnlab-faint' });
+    const stale = element('span', { class: 'nnlab-stale' });
+    const counts = element('span', { class: 'nnlab-counts' });
+    const error = element('p', { class: 'nnlab-error' });
+    const source = element('pre', { class: 'nnlab-source', tabindex: '0', 'aria-label': trans.__('Source of edit %1', first.name) });
+    const owner = element('p', { class: 'nnlab-faint' });
     const jump = button(trans.__('Go to cell'), () => void revealCell(this.watched.panel, latest.cell_id));
     const compare = button(trans.__('Difference'), () => void this.#compare(latest), trans.__('Difference to the version before'));
     const clear = button(trans.__('Clear'), () => void act(this.context, this.watched, wire.EDIT_CLEAR, named), trans.__('Clear edit %1', first.name));
     const details = element(
       'details',
       {},
-      element('summary', {}, element('span', { class: 'nnl-edit-name' }, first.name), version, stale, counts),
+      element('summary', {}, element('span', { class: 'nnlab-edit-name' }, first.name), version, stale, counts),
       source,
       owner,
-      element('div', { class: 'nnl-actions' }, jump, compare, clear)
+      element('div', { class: 'nnlab-actions' }, jump, compare, clear)
     );
-    const item = element('li', { class: 'nnl-edit' }, element('div', { class: 'nnl-edit-line' }, on, details), error);
+    const item = element('li', { class: 'nnlab-edit' }, element('div', { class: 'nnlab-edit-line' }, on, details), error);
     return {
       element: item,
       update: edit => {

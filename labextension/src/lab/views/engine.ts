@@ -11,10 +11,10 @@ import { EditsView } from './edits';
 
 export class EngineView {
   readonly element: HTMLElement;
-  readonly #state = element('span', { class: 'nnl-state' });
-  readonly #model = element('div', { class: 'nnl-model' });
-  readonly #cause = element('p', { class: 'nnl-error' });
-  readonly #figures = element('dl', { class: 'nnl-figures' });
+  readonly #state = element('span', { class: 'nnlab-state' });
+  readonly #model = element('div', { class: 'nnlab-model' });
+  readonly #cause = element('p', { class: 'nnlab-error' });
+  readonly #figures = element('dl', { class: 'nnlab-figures' });
   readonly #values = new Map<string, { row: HTMLElement; value: HTMLElement; bar: HTMLElement | null }>();
   readonly #buttons = new Map<string, HTMLButtonElement>();
   readonly #edits: EditsView;
@@ -26,7 +26,7 @@ export class EngineView {
   ) {
     const { trans } = context;
     const named = { engine: engine.name };
-    const actions = element('div', { class: 'nnl-actions', role: 'group', 'aria-label': trans.__('Engine %1', engine.name) });
+    const actions = element('div', { class: 'nnlab-actions', role: 'group', 'aria-label': trans.__('Engine %1', engine.name) });
     const add = (action: string, label: string, title: string, pressed?: () => void) => {
       const made = button(label, pressed ?? (() => void act(context, watched, action, named)), title);
       this.#buttons.set(action, made);
@@ -39,8 +39,8 @@ export class EngineView {
       void context.app.commands.execute('nnsight-lab:log', named);
     });
     this.#edits = new EditsView(context, watched, engine.name);
-    const heading = element('h4', { class: 'nnl-name' }, element('span', {}, engine.name), this.#state);
-    this.element = element('section', { class: 'nnl-engine', 'aria-label': trans.__('Engine %1', engine.name) });
+    const heading = element('h4', { class: 'nnlab-name' }, element('span', {}, engine.name), this.#state);
+    this.element = element('section', { class: 'nnlab-engine', 'aria-label': trans.__('Engine %1', engine.name) });
     this.element.append(heading, this.#model, this.#cause, this.#figures, actions, this.#edits.element);
   }
 
@@ -66,7 +66,8 @@ export class EngineView {
     this.#figure(
       'saves',
       trans.__('Saves'),
-      trans.__('%1 of %2', bytes(engine.saves_bytes), bytes(engine.saves_budget_bytes)) + disk,
+      // Until it is up, its budget is not known.
+      alive || engine.saves_bytes ? trans.__('%1 of %2', bytes(engine.saves_bytes), bytes(engine.saves_budget_bytes)) + disk : '',
       part
     );
     const gpu = engine.gpu_bytes ? trans.__(', %1 on the GPU', bytes(engine.gpu_bytes)) : '';
@@ -92,8 +93,8 @@ export class EngineView {
     let found = this.#values.get(key);
     if (!found) {
       const value = element('span', {});
-      const bar = part >= 0 || key === 'kv' || key === 'saves' ? element('span', { class: 'nnl-bar', 'aria-hidden': 'true' }, element('span', {})) : null;
-      const row = element('div', { class: 'nnl-figure' }, element('dt', {}, label), element('dd', {}, value, ...(bar ? [bar] : [])));
+      const bar = part >= 0 || key === 'kv' || key === 'saves' ? element('span', { class: 'nnlab-bar', 'aria-hidden': 'true' }, element('span', {})) : null;
+      const row = element('div', { class: 'nnlab-figure' }, element('dt', {}, label), element('dd', {}, value, ...(bar ? [bar] : [])));
       found = { row, value, bar };
       this.#values.set(key, found);
       this.#figures.append(row);

@@ -29,12 +29,12 @@ export class EnginePanel extends Widget {
     super();
     const { trans, watch } = context;
     this.id = PANEL_ID;
-    this.addClass('nnl-panel');
+    this.addClass('nnlab-panel');
     this.title.caption = trans.__('Engine (nnsight-lab)');
     this.node.setAttribute('role', 'region');
     this.node.setAttribute('aria-label', trans.__('Engine'));
-    this.#none = element('p', { class: 'nnl-words' }, trans.__('Open a notebook: its engine, edits and saves are shown here.'));
-    this.#live = element('div', { class: 'nnl-live', role: 'status', 'aria-live': 'polite' });
+    this.#none = element('p', { class: 'nnlab-words' }, trans.__('Open a notebook: its engine, edits and saves are shown here.'));
+    this.#live = element('div', { class: 'nnlab-live', role: 'status', 'aria-live': 'polite' });
     const kernels = element('div', {});
     this.#kernels = new Keyed(
       kernels,
@@ -45,7 +45,7 @@ export class EnginePanel extends Widget {
         return { element: view.element, update: latest => view.update(latest, watch.current?.link === latest.link) };
       }
     );
-    const orphans = element('ul', { class: 'nnl-list' });
+    const orphans = element('ul', { class: 'nnlab-list' });
     this.#orphanList = new Keyed(
       orphans,
       orphan => orphan.engine,
@@ -53,9 +53,9 @@ export class EnginePanel extends Widget {
     );
     this.#orphans = element(
       'section',
-      { class: 'nnl-orphans', 'aria-label': trans.__('Engines without a kernel') },
+      { class: 'nnlab-orphans', 'aria-label': trans.__('Engines without a kernel') },
       element('h4', {}, trans.__('Engines without a kernel')),
-      element('p', { class: 'nnl-faint' }, trans.__('Yours; their kernels are gone, and they still hold memory.')),
+      element('p', { class: 'nnlab-faint' }, trans.__('Yours; their kernels are gone, and they still hold memory.')),
       orphans
     );
     this.node.append(element('h3', {}, trans.__('Engine')), this.#live, this.#none, kernels, this.#orphans);
@@ -139,7 +139,7 @@ export class EnginePanel extends Widget {
       trans.__('End the processes of engine %1', orphan.engine)
     );
     return {
-      element: element('li', { class: 'nnl-orphan' }, text, end),
+      element: element('li', { class: 'nnlab-orphan' }, text, end),
       update: latest => {
         const gpu = latest.gpu_bytes ? trans.__(', %1 on the GPU', bytes(latest.gpu_bytes)) : '';
         say(text, trans.__('Processes %1: %2', latest.pids.join(', '), bytes(latest.memory_bytes) + gpu));
@@ -151,8 +151,8 @@ export class EnginePanel extends Widget {
 /** What is shown of one kernel. */
 class KernelView {
   readonly element: HTMLElement;
-  readonly #title = element('h4', { class: 'nnl-kernel' });
-  readonly #words = element('p', { class: 'nnl-words', role: 'status' });
+  readonly #title = element('h4', { class: 'nnlab-kernel' });
+  readonly #words = element('p', { class: 'nnlab-words', role: 'status' });
   readonly #load: HTMLButtonElement;
   readonly #engines: Keyed<PanelEngine>;
   readonly #start: HTMLDetailsElement;
@@ -186,8 +186,8 @@ class KernelView {
         this.#start.querySelector('summary')?.focus();
       }
     );
-    this.#start = element('details', { class: 'nnl-start' }, element('summary', {}, trans.__('Start an engine')), this.#form.element);
-    const actions = element('ul', { class: 'nnl-list nnl-actions-log', 'aria-label': trans.__('What was asked for') });
+    this.#start = element('details', { class: 'nnlab-start' }, element('summary', {}, trans.__('Start an engine')), this.#form.element);
+    const actions = element('ul', { class: 'nnlab-list nnlab-actions-log', 'aria-label': trans.__('What was asked for') });
     this.#actions = new Keyed(
       actions,
       action => String(action.id),
@@ -198,7 +198,7 @@ class KernelView {
     );
     this.#saves = new SavesView(context, watched);
     this.#savesPart = element('section', { 'aria-label': trans.__('Saves') }, element('h4', {}, trans.__('Saves')), this.#saves.element);
-    this.element = element('section', { class: 'nnl-kernel-part' });
+    this.element = element('section', { class: 'nnlab-kernel-part' });
     this.element.append(this.#title, this.#words, this.#load, engines, this.#start, actions, this.#savesPart);
   }
 
@@ -255,7 +255,7 @@ class KernelView {
   #action(item: HTMLElement, action: PanelAction): void {
     const { trans } = this.context;
     const what = `${action.action.replace('_', ' ')} ${action.engine}`;
-    item.className = action.state === wire.FAILED ? 'nnl-error' : 'nnl-faint';
+    item.className = action.state === wire.FAILED ? 'nnlab-error' : 'nnlab-faint';
     say(item, action.state === wire.FAILED ? trans.__('%1: %2', what, action.text) : trans.__('%1 …', what));
   }
 

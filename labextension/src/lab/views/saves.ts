@@ -22,10 +22,10 @@ export class SavesView {
     readonly watched: Watched
   ) {
     const { trans } = context;
-    const list = element('ul', { class: 'nnl-list', 'aria-label': trans.__('Recent requests') });
-    this.#none = element('p', { class: 'nnl-faint' }, trans.__('Nothing was saved yet. “.save()” in a block keeps a value.'));
+    const list = element('ul', { class: 'nnlab-list', 'aria-label': trans.__('Recent requests') });
+    this.#none = element('p', { class: 'nnlab-faint' }, trans.__('Nothing was saved yet. “.save()” in a block keeps a value.'));
     this.#open = button(trans.__('Open in a tab'), () => void context.app.commands.execute('nnsight-lab:saves'), trans.__('Open the saves in a tab, to sort, search and compare'));
-    this.element = element('div', { class: 'nnl-saves' }, element('div', { class: 'nnl-actions' }, this.#open), this.#none, list);
+    this.element = element('div', { class: 'nnlab-saves' }, element('div', { class: 'nnlab-actions' }, this.#open), this.#none, list);
     this.#list = new Keyed(
       list,
       request => request.id,
@@ -47,7 +47,7 @@ export class SavesView {
 
   #make(first: Request): { element: HTMLElement; update: (request: Request) => void } {
     const prompt = element('summary', {});
-    const rows = element('ul', { class: 'nnl-list' });
+    const rows = element('ul', { class: 'nnlab-list' });
     const keyed = new Keyed<PanelSave>(
       rows,
       save => `${save.block} ${save.name} ${save.code}`,
@@ -70,12 +70,12 @@ export class SavesView {
     const { trans } = this.context;
     const shape = save.shape.length ? ` [${save.shape.join(', ')}] ${save.dtype}` : ` ${save.dtype}`;
     const step = save.step >= 0 ? `[${save.step}]` : '';
-    const text = element('span', { class: 'nnl-save-name' }, `${save.block} · ${save.name}${step}`);
+    const text = element('span', { class: 'nnlab-save-name' }, `${save.block} · ${save.name}${step}`);
     const item = element(
       'li',
-      { class: 'nnl-save', draggable: 'true', title: trans.__('Drag into a cell: %1', save.code) },
+      { class: 'nnlab-save', draggable: 'true', title: trans.__('Drag into a cell: %1', save.code) },
       text,
-      element('span', { class: 'nnl-faint' }, shape),
+      element('span', { class: 'nnlab-faint' }, shape),
       button(trans.__('Insert'), () => this.#insert(save), trans.__('Insert the code that reads %1 into the active cell', save.name))
     );
     item.addEventListener('dragstart', event => {

@@ -59,9 +59,9 @@ export function difference(before: string, after: string): Line[] {
 }
 
 export function differenceView(before: string, after: string, words: { added: string; removed: string }): HTMLElement {
-  const list = element('pre', { class: 'nnl-diff', tabindex: '0' });
+  const list = element('pre', { class: 'nnlab-diff', tabindex: '0' });
   for (const { mark, text } of difference(before, after)) {
-    const line = element('div', { class: mark === '+' ? 'nnl-added' : mark === '-' ? 'nnl-removed' : '' }, `${mark} ${text}`);
+    const line = element('div', { class: mark === '+' ? 'nnlab-added' : mark === '-' ? 'nnlab-removed' : '' }, `${mark} ${text}`);
     if (mark !== ' ') {
       line.setAttribute('aria-label', `${mark === '+' ? words.added : words.removed}: ${text}`);
     }

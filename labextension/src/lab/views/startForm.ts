@@ -25,11 +25,11 @@ export class StartForm {
     readonly started: () => void
   ) {
     const { trans } = context;
-    const id = `nnl-start-${(made += 1)}`;
+    const id = `nnlab-start-${(made += 1)}`;
     this.#models = element('datalist', { id: `${id}-models` });
     this.#model = element('input', {
       id: `${id}-model`,
-      class: 'nnl-input',
+      class: 'nnlab-input',
       list: `${id}-models`,
       value: 'demo',
       spellcheck: 'false',
@@ -37,18 +37,18 @@ export class StartForm {
     });
     this.#options = element('input', {
       id: `${id}-options`,
-      class: 'nnl-input',
+      class: 'nnlab-input',
       placeholder: 'max_model_len=2048 dtype=bfloat16',
       spellcheck: 'false',
       'aria-describedby': `${id}-error`
     });
-    this.#error = element('p', { id: `${id}-error`, class: 'nnl-error', role: 'status', 'aria-live': 'polite' });
+    this.#error = element('p', { id: `${id}-error`, class: 'nnlab-error', role: 'status', 'aria-live': 'polite' });
     this.#submit = button(trans.__('Start'), () => undefined);
     this.#submit.type = 'submit';
-    this.#submit.classList.add('nnl-primary');
+    this.#submit.classList.add('nnlab-primary');
     this.element = element(
       'form',
-      { class: 'nnl-form', 'aria-label': trans.__('Start an engine') },
+      { class: 'nnlab-form', 'aria-label': trans.__('Start an engine') },
       element('label', { for: this.#model.id }, trans.__('Model: demo, a Hugging Face id, or a path')),
       this.#model,
       this.#models,
