@@ -251,8 +251,9 @@ def test_what_was_saved_is_inserted_into_a_cell_and_opened_in_a_tab(
 ) -> None:
     notebook.run(GENERATE)
     notebook.finish(60)
-    panel.says("The Eiffel Tower is in the city of", 15)
-    panel.root.locator(".nnlab-saves summary").first.click()
+    requests = panel.root.locator(".nnlab-saves details")
+    wait_until(lambda: requests.count() == 2, 15, "both requests that saved")
+    requests.first.locator("summary").click()
     photograph(panel.page, folder, "saves")
     notebook.write("shape = list(")
     panel.press("Insert the code that reads hidden into the active cell")

@@ -28,7 +28,7 @@ export const badges: JupyterFrontEndPlugin<void> = {
       for (const engine of watch.linkOf(panel)?.status?.engines ?? []) {
         for (const edit of engine.edits) {
           const standing = editOf(panel, edit);
-          const area = standing === 'no-cell' ? null : cellOf(panel, edit.cell_id)?.inputArea?.node;
+          const area = standing === 'no-cell' ? null : cellOf(panel, edit.cell_id)?.inputArea?.editorWidget.node;
           if (area) {
             const how = standing === 'stale' ? trans.__('stale: run the cell again') : edit.on ? trans.__('on') : trans.__('off');
             wanted.set(area, { text: `${edit.name} v${edit.version} · ${how}`, stale: standing === 'stale', off: !edit.on });
