@@ -44,15 +44,12 @@ class Snapshots:
         self._tokens: dict[str, tuple[float, int, float]] = {}
         self._owner = _user()
 
-    def take(
-        self, actions: list[wire.PanelAction], *, saves: bool = False, models: bool = True
-    ) -> wire.PanelStatus:
+    def take(self, actions: list[wire.PanelAction], *, saves: bool = False) -> wire.PanelStatus:
         """Everything as it stands.
 
         Args:
             actions: What was asked for lately.
             saves: Whether the newest requests' saves are wanted.
-            models: Whether the models to choose from are.
         """
         engines = nnsight_lab.engines()
         look = self._surroundings.latest()
@@ -74,7 +71,8 @@ class Snapshots:
                 if held.orphaned and engine not in own
             ],
             actions=actions,
-            models=known_models() if models else [],
+            models=known_models(),
+            with_saves=saves,
             saves=[save for name in engines for save in _saves(engines[name], name == current)]
             if saves
             else [],

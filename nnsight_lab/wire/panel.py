@@ -169,6 +169,7 @@ class PanelStatus:
         importing_s: How long vLLM and nnsight have been imported for; 0 where they are not just now.
         gpus: How many GPUs the kernel's machine has.
         models: To choose from: started before, or in the local cache.
+        with_saves: Whether `saves` were looked up; else it is empty and says nothing.
     """
 
     protocol: int
@@ -180,4 +181,5 @@ class PanelStatus:
     orphans: list[PanelOrphan]
     actions: list[PanelAction]
     models: list[str]
+    with_saves: bool
     saves: list[PanelSave]

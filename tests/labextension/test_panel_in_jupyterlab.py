@@ -159,6 +159,22 @@ def last_text(notebook: Notebook) -> str:
     return "".join(str(output.get("text", "")) for output in notebook.cells[-1]["outputs"])
 
 
+def run_in_front(page: Any, source: str) -> None:
+    """In the first cell of the notebook in front, of several; does not wait."""
+    cell = "jupyterapp.shell.currentWidget.content.activeCell.model.sharedModel"
+    page.evaluate(f"source => {cell}.setSource(source)", source)
+    page.evaluate("void jupyterapp.commands.execute('notebook:run-cell')")
+
+
+def new_notebook(page: Any, kernel: str) -> None:
+    """One more, in front, once its kernel answers."""
+    page.evaluate(
+        "kernelName => jupyterapp.commands.execute('notebook:create-new', {kernelName, activate: true})", kernel
+    )
+    status = "jupyterapp.shell.currentWidget?.sessionContext?.session?.kernel?.status"
+    wait_until(lambda: page.evaluate(status) == "idle", 90, "the new notebook's kernel", tick_s=0.3)
+
+
 def photograph(page: Any, folder: Path, name: str) -> None:
     notebook = Notebook(page)
     for theme in reversed(THEMES):
@@ -352,9 +368,7 @@ def test_a_cell_becomes_a_trace_an_edit_and_plain_again_from_the_toolbar(
 
 def test_two_notebooks_have_their_own_kernels_and_both_are_shown(notebook: Notebook, panel: Panel) -> None:
     page = panel.page
-    page.evaluate(
-        "jupyterapp.commands.execute('notebook:create-new', {kernelName: 'python3', activate: true})"
-    )
+    new_notebook(page, "python3")
     panel.says("(another notebook)", 60)
     panel.says("nnsight-lab is not loaded in this notebook’s kernel.", 60)
     panel.engine_is("ready")
@@ -364,15 +378,17 @@ def test_a_kernel_without_the_package_or_with_another_version_is_said_in_words(
     notebook: Notebook, panel: Panel
 ) -> None:
     page = panel.page
-    page.evaluate("jupyterapp.commands.execute('notebook:create-new', {kernelName: 'bare', activate: true})")
+    new_notebook(page, "bare")
     panel.says("nnsight-lab is not installed in this notebook’s kernel: run “%pip install nnsight-lab”", 60)
-    page.evaluate(
-        "jupyterapp.commands.execute('notebook:create-new', {kernelName: 'python3', activate: true})"
-    )
+    new_notebook(page, "python3")
     panel.says("nnsight-lab is not loaded", 60)
-    notebook.run("%load_ext nnsight_lab\nimport nnsight_lab.wire.panel\nnnsight_lab.wire.panel.PROTOCOL = 99")
+    run_in_front(
+        page, "%load_ext nnsight_lab\nimport nnsight_lab.wire.panel\nnnsight_lab.wire.panel.PROTOCOL = 99"
+    )
     panel.says("which speaks to this panel in another way", 60)
-    notebook.run("%unload_ext nnsight_lab\nimport nnsight_lab.panel.control as c\nc.load_panel = lambda _: None")
+    run_in_front(
+        page, "%unload_ext nnsight_lab\nimport nnsight_lab.panel.control as c\nc.load_panel = lambda _: None"
+    )
     panel.says("nnsight-lab is not loaded", 60)
     panel.press("Run %load_ext nnsight_lab in this notebook’s kernel")
     panel.says("is older than this panel and tells it nothing", 60)
@@ -382,11 +398,9 @@ def test_an_engine_started_by_the_cell_that_loads_the_package_is_seen_while_that
     notebook: Notebook, panel: Panel
 ) -> None:
     page = panel.page
-    page.evaluate(
-        "jupyterapp.commands.execute('notebook:create-new', {kernelName: 'python3', activate: true})"
-    )
+    new_notebook(page, "python3")
     panel.says("nnsight-lab is not loaded", 60)
-    notebook.run("%load_ext nnsight_lab\nimport time\ntime.sleep(30)")
+    run_in_front(page, "%load_ext nnsight_lab\nimport time\ntime.sleep(30)")
     panel.says("No engine is running in this kernel.", 25)
 
 

@@ -25,6 +25,8 @@ export interface Answer {
 }
 
 const ANSWER_MS = 8000;
+/** A kernel that does not say what it is within this time is running a cell. */
+const BUSY_MS = 2000;
 /** After a cell that mentions the package began: when it is asked whether it is loaded by now. */
 const LOADING_MS = [1000, 3000, 8000];
 /** Asked in the kernel itself, so it must run in any Python: it imports nothing of ours. */
@@ -46,6 +48,7 @@ export class KernelLink implements IDisposable {
   #ranSomething = false;
   #comm: Kernel.IComm | null = null;
   #told = 0;
+  #pushed = Number.NEGATIVE_INFINITY;
   #looked = { [wire.VISIBLE]: true, [wire.SAVES]: false, [wire.EVERY_S]: 3 };
   #loading: number[] = [];
 
@@ -57,11 +60,6 @@ export class KernelLink implements IDisposable {
 
   get isDisposed(): boolean {
     return this.#disposed;
-  }
-
-  /** When the latest status came, by `performance.now()`. */
-  get told(): number {
-    return this.#told;
   }
 
   /** Seconds since the latest status: durations in it go on meanwhile. */
@@ -94,13 +92,17 @@ export class KernelLink implements IDisposable {
     }
   }
 
-  /** Ask for a status, unless one was told within `freshMs`. */
-  async poll(freshMs: number, saves: boolean): Promise<void> {
+  /**
+   * Ask for a status, unless one came within about `everySeconds`.
+   *
+   * A kernel that tells by itself is given longer: the question would make a busy one look idle.
+   */
+  async poll(everySeconds: number, saves: boolean): Promise<void> {
     const wanted = this.presence === 'loaded' || this.presence === 'other-version';
-    if (!wanted || this.#asking || this.#disposed || performance.now() - this.#told < freshMs) {
-      return;
+    const late = (since: number, times: number) => performance.now() - since > everySeconds * 1000 * times;
+    if (wanted && !this.#asking && !this.#disposed && late(this.#told, 0.9) && late(this.#pushed, 1.8)) {
+      await this.#ask(saves);
     }
-    await this.#ask(saves);
   }
 
   /** Ask for something to be done; never rejects. */
@@ -131,15 +133,18 @@ export class KernelLink implements IDisposable {
   }
 
   async #begin(): Promise<void> {
-    const info = await this.kernel.info.catch(() => null);
+    const info = this.kernel.info.catch(() => null);
+    const late = new Promise<'busy'>(resolve => window.setTimeout(() => resolve('busy'), BUSY_MS));
+    if ((await Promise.race([info, late])) === 'busy') {
+      // A page that was loaded in the middle of a cell: one question, and one line in the server's log at worst.
+      await this.#ask(false);
+    }
+    const found = await info;
     if (this.#disposed) {
       return;
     }
-    if (info && info.language_info.name !== 'python') {
+    if (found && found.language_info.name !== 'python') {
       this.#set('other-language');
-    } else if (this.kernel.status === 'busy') {
-      // After a reload in the middle of a cell: one question, and one line in the server's log at worst.
-      await this.#ask(false);
     } else {
       await this.#probe();
     }
@@ -180,7 +185,7 @@ export class KernelLink implements IDisposable {
     try {
       const reply = await this.#control(wire.STATUS_REQUEST, { [wire.SAVES]: saves }, ANSWER_MS);
       if (reply) {
-        this.#take(reply as unknown as PanelStatus, saves);
+        this.#take(reply as unknown as PanelStatus);
       } else if (this.presence === 'loaded') {
         this.silent = true;
         this.#say();
@@ -190,13 +195,13 @@ export class KernelLink implements IDisposable {
     }
   }
 
-  #take(status: PanelStatus, saves: boolean): void {
+  #take(status: PanelStatus): void {
     if (this.#disposed) {
       return;
     }
     this.#told = performance.now();
     this.silent = false;
-    if (!saves) {
+    if (!status.with_saves) {
       status.saves = this.status?.saves ?? [];
     }
     this.status = status;
@@ -241,7 +246,10 @@ export class KernelLink implements IDisposable {
     }
     const comm = this.kernel.createComm(wire.COMM_TARGET);
     this.#comm = comm;
-    comm.onMsg = message => this.#take(message.content.data as unknown as PanelStatus, this.#looked[wire.SAVES]);
+    comm.onMsg = message => {
+      this.#pushed = performance.now();
+      this.#take(message.content.data as unknown as PanelStatus);
+    };
     comm.onClose = () => {
       this.#comm = null;
     };

@@ -83,14 +83,14 @@ export class Watch implements IDisposable {
     }
     this.#looked();
     if (visible) {
-      void this.poll(3000);
+      void this.poll();
     }
   }
 
-  /** Ask every kernel now, but for those that said something within `freshMs`. */
-  async poll(freshMs: number): Promise<void> {
+  /** Ask every kernel that has not said anything for a while. */
+  async poll(): Promise<void> {
     if (this.#visible) {
-      await Promise.all([...this.#links.values()].map(link => link.poll(freshMs, this.#saves)));
+      await Promise.all([...this.#links.values()].map(link => link.poll(this.#pollSeconds, this.#saves)));
     }
   }
 
@@ -123,9 +123,7 @@ export class Watch implements IDisposable {
   #tick(): void {
     this.#timer = window.setTimeout(
       () => {
-        // A kernel that tells by itself is not asked: the question would make a busy one look idle.
-        const wait = this.poll(this.#pollSeconds * 1800);
-        void wait.finally(() => !this.#disposed && this.#tick());
+        void this.poll().finally(() => !this.#disposed && this.#tick());
       },
       this.#pollSeconds * 1000
     );

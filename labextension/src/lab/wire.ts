@@ -115,5 +115,6 @@ export interface PanelStatus {
   orphans: PanelOrphan[];
   actions: PanelAction[];
   models: string[];
+  with_saves: boolean;
   saves: PanelSave[];
 }
