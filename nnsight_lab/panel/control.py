@@ -99,6 +99,7 @@ class Control:
     def _heard(self, page: _Page, data: Mapping[str, Any]) -> None:
         page.visible = bool(data.get(wire.VISIBLE, page.visible))
         page.saves = bool(data.get(wire.SAVES, page.saves))
+        page.saves_told_at = 0.0
         every_s = data.get(wire.EVERY_S)
         if isinstance(every_s, int | float):
             page.every_s = max(_LEAST_S, float(every_s))
@@ -113,13 +114,15 @@ class Control:
             self._stir.clear()
             if not looking or self._closed.is_set():
                 continue
-            saves = any(page.saves for page in looking)
-            status = self._snapshots.take(self._actions.latest(), saves=saves)
+            now, changes = time.monotonic(), self._snapshots.saves_changes()
+            saves = [page for page in looking if page.wants_saves(changes, now)]
+            status = self._snapshots.take(self._actions.latest(), saves=bool(saves))
             content = asdict(status)
             key = _without_clocks(status)
-            now = time.monotonic()
+            for page in saves:
+                page.saves_told, page.saves_told_at = changes, now
             for page in looking:
-                if page.told != key or now - page.told_at >= page.every_s:
+                if page in saves or page.told != key or now - page.told_at >= page.every_s:
                     page.told, page.told_at = key, now
                     with contextlib.suppress(Exception):  # a page that is just going
                         page.comm.send(content)
@@ -146,6 +149,14 @@ class _Page:
         self.every_s = _LEAST_S
         self.told: object = None
         self.told_at = 0.0
+        self.saves_told: object = None
+        self.saves_told_at = 0.0
+
+    def wants_saves(self, changes: object, now: float) -> bool:
+        """Whether to look the saves up for it: hundreds of labels, so only new ones, and not all the time."""
+        first = self.saves_told_at == 0.0
+        due = self.saves_told != changes and now - self.saves_told_at >= _LEAST_S
+        return self.saves and (first or due)
 
 
 def _without_clocks(status: wire.PanelStatus) -> wire.PanelStatus:
@@ -154,7 +165,8 @@ def _without_clocks(status: wire.PanelStatus) -> wire.PanelStatus:
         replace(engine, up_s=0.0, idle_s=0.0, memory_bytes=0, phase_s=float(int(engine.phase_s)))
         for engine in status.engines
     ]
-    return replace(status, engines=engines, orphans=[], importing_s=float(int(status.importing_s)))
+    importing_s = float(int(status.importing_s))
+    return replace(status, engines=engines, orphans=[], importing_s=importing_s, with_saves=False, saves=[])
 
 
 def load_panel(shell: Any) -> None:

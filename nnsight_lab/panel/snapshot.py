@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 REQUESTS = 20
 SAVES_EACH = 40
 _PROMPT = 80
+#: How often models to choose from are looked up.
+_MODELS_S = 10.0
 #: Tokens are counted over at least this long.
 _SPAN_S = 1.0
 
@@ -43,6 +45,8 @@ class Snapshots:
         self._lock = threading.Lock()
         self._tokens: dict[str, tuple[float, int, float]] = {}
         self._owner = _user()
+        self._models: list[str] = []
+        self._models_read = float("-inf")
 
     def take(self, actions: list[wire.PanelAction], *, saves: bool = False) -> wire.PanelStatus:
         """Everything as it stands.
@@ -71,12 +75,22 @@ class Snapshots:
                 if held.orphaned and engine not in own
             ],
             actions=actions,
-            models=known_models(),
+            models=self._known_models(),
             with_saves=saves,
             saves=[save for name in engines for save in _saves(engines[name], name == current)]
             if saves
             else [],
         )
+
+    def saves_changes(self) -> tuple[tuple[str, int], ...]:
+        """Differs from another answer where saves came or went in between."""
+        return tuple((engine.id, engine.saves.changes) for engine in nnsight_lab.engines().values())
+
+    def _known_models(self) -> list[str]:
+        # A cache directory may be far away, on a network.
+        if time.monotonic() - self._models_read > _MODELS_S:
+            self._models, self._models_read = known_models(), time.monotonic()
+        return self._models
 
     def _engine(self, engine: LocalEngine, held: Held, current: bool) -> wire.PanelEngine:
         state, cause = engine.state()

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from nnsight_lab.panel import known_models
-from nnsight_lab.panel.snapshot import Snapshots
+from nnsight_lab.panel.snapshot import REQUESTS, Snapshots
 from nnsight_lab.panel.surroundings import Surroundings
 from nnsight_lab.wire import panel as wire
 from tests.waiting import in_background, until
@@ -34,6 +34,22 @@ def test_a_look_at_a_busy_engine_costs_less_than_a_hundredth_of_a_processor(engi
     done()
     assert statistics.median(spent) < MOST_S
     json.dumps(told)
+
+
+def test_looking_up_the_saves_of_many_requests_costs_less_than_a_fiftieth_of_a_processor(engine: Any) -> None:
+    with engine.trace(["One"] * 30, max_tokens=1):
+        hidden = engine.model.model.layers[0].output[0].save()
+    assert len(hidden) == 30
+    snapshots = Snapshots(Surroundings())
+    changes = snapshots.saves_changes()
+    assert len({save.request_id for save in snapshots.take([], saves=True).saves}) == REQUESTS
+    assert snapshots.saves_changes() == changes
+    began_s = time.thread_time()
+    for _ in range(10):
+        asdict(snapshots.take([], saves=True))
+    assert (time.thread_time() - began_s) / 10 < 3 / 50
+    engine.saves.clear()
+    assert snapshots.saves_changes() != changes
 
 
 def test_tokens_are_counted_while_they_come_and_after(engine: Any) -> None:
