@@ -8,10 +8,10 @@ TYPESCRIPT := $(shell find labextension \( -name node_modules -o -name build.log
 ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo lab test check format clean
+.PHONY: help setup demo lab lab-dev test check format clean
 
 help:  ## list the targets
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## */make \1\t/' | expand -t 14
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */make \1\t/' | expand -t 14
 
 $(STAMP): pyproject.toml scripts/setup.sh
 	@scripts/setup.sh
@@ -23,6 +23,10 @@ setup: $(STAMP) $(WIDGETS)  ## make .venv (quick once it is there)
 
 demo: $(STAMP)  ## run the quickstart notebook without a browser, on a small model
 	@$(BIN)/nnsight-lab demo
+
+lab-dev: $(STAMP) $(WIDGETS)  ## JupyterLab, with the TypeScript built again at every change: then reload the page
+	@npm --prefix labextension run --silent watch & trap "kill $$!" EXIT; \
+	$(BIN)/jupyter lab $(ROOT) notebooks/00_quickstart.ipynb
 
 lab: $(STAMP) $(WIDGETS)  ## open the quickstart notebook in JupyterLab
 	$(BIN)/jupyter lab $(ROOT) notebooks/00_quickstart.ipynb
@@ -46,5 +50,5 @@ format: $(STAMP)  ## format and mend what can be mended
 
 clean:  ## remove .venv and every cache in this directory
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
-	rm -rf labextension/node_modules labextension/build.log nnsight_lab/widgets/static
+	rm -rf labextension/node_modules labextension/build.log nnsight_lab/widgets/static nnsight_lab/labextension
 	find . -name __pycache__ -type d -not -path './node_modules/*' -prune -exec rm -rf {} +

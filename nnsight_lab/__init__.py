@@ -396,12 +396,16 @@ def __dir__() -> list[str]:
 def load_ipython_extension(shell: Any) -> None:
     """``%load_ext nnsight_lab``: ``%%trace``, ``%%edit``, ``%engine``, ``%edits`` and ``%saves``."""
     from nnsight_lab.magics.extension import load_ipython_extension as load
+    from nnsight_lab.panel.control import load_panel
 
     load(shell)
+    load_panel(shell)
 
 
 def unload_ipython_extension(shell: Any) -> None:
     """``%unload_ext nnsight_lab``: remove all of it."""
     from nnsight_lab.magics.extension import unload_ipython_extension as unload
+    from nnsight_lab.panel.control import unload_panel
 
+    unload_panel(shell)
     unload(shell)

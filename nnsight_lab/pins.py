@@ -112,6 +112,12 @@ CLIENT = (
         ("request_ids", "internal"),
     ),
     Pin("vllm.v1.engine.llm_engine", "LLMEngine.collective_rpc", "the worker is asked", ("method", "args")),
+    Pin("vllm.v1.engine.output_processor", "RequestState", "requests are counted without asking a worker"),
+    Pin(
+        "vllm.v1.engine.detokenizer",
+        "IncrementalDetokenizer.num_output_tokens",
+        "tokens are counted without asking a worker",
+    ),
     Pin("vllm.v1.engine.async_llm", "AsyncLLM.collective_rpc", "the worker is asked", ("method", "args")),
     Pin("vllm.v1.engine.async_llm", "AsyncLLM.abort", "an interrupt aborts", ("request_id",)),
 )

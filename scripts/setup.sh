@@ -2,7 +2,8 @@
 # Makes .venv and installs this project with everything its tests need. Safe to run again, and after a kill.
 #
 #   scripts/setup.sh            the environment
-#   scripts/setup.sh widgets    the widgets' TypeScript, bundled; nothing to do where that is newer than its sources
+#   scripts/setup.sh widgets    the TypeScript of the widgets and of the JupyterLab extension, built; nothing to do
+#                               where that is newer than its sources
 #   scripts/setup.sh browser    Debian's chromium, for the tests that drive a real JupyterLab
 #
 # PYTHON=/path/to/python chooses the interpreter. The whole output of pip is kept in .venv/setup.log.
@@ -127,21 +128,21 @@ browser() {
 widgets() {
     local built=nnsight_lab/widgets/static/heatmap.js
     [ -d labextension ] || return 0  # a wheel has them built
-    if [ -f "$built" ] &&
+    if [ -f "$built" ] && [ -f nnsight_lab/labextension/package.json ] &&
         [ -z "$(find labextension \( -name node_modules -o -name build.log \) -prune -o -type f -newer "$built" -print -quit)" ]; then
         return
     fi
     if ! command -v node >/dev/null || ! command -v npm >/dev/null; then
         if as_root_with_apt; then
-            say "installing Debian's nodejs and npm for the widgets"
+            say "installing Debian's nodejs and npm for the widgets and the JupyterLab extension"
             apt_install nodejs npm || true
         fi
         if ! command -v node >/dev/null || ! command -v npm >/dev/null; then
-            say "no node and npm found, so widgets are not built: install node 18 or newer, then run this again"
+            say "no node and npm found, so widgets are not built: install node 20.19 or newer, then run this again"
             return
         fi
     fi
-    say "building the widgets (log: labextension/build.log)"
+    say "building the widgets and the JupyterLab extension (log: labextension/build.log)"
     (
         cd labextension
         # npm writes that file last.
@@ -149,6 +150,15 @@ widgets() {
         npm run --silent build
     ) >labextension/build.log 2>&1 || die "the widgets cannot be built: $(tail -n 1 labextension/build.log)"
     touch "$built"
+}
+
+# An editable install has no files outside its package, and JupyterLab looks for extensions in share/jupyter.
+link() {
+    local there=$VENV/share/jupyter/labextensions/nnsight-lab
+    [ -d "$VENV" ] || return 0
+    mkdir -p "$(dirname "$there")"
+    rm -rf "$there"
+    ln -s "$PWD/nnsight_lab/labextension" "$there"
 }
 
 case "${1:-}" in
@@ -160,6 +170,7 @@ case "${1:-}" in
         install_project
         mend_transformers
         widgets
+        link
         touch "$STAMP"
         say "done: $VENV is ready"
         ;;

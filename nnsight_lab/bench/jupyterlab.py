@@ -40,6 +40,8 @@ SETTINGS: Final = {
     "@jupyterlab/apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False},
     "@jupyterlab/notebook-extension/tracker": {"windowingMode": "none"},
 }
+#: Where a checkout has it built; where it was installed, JupyterLab finds it by itself.
+LABEXTENSION: Final = Path(__file__).parents[1] / "labextension"
 THEMES: Final = ("JupyterLab Light", "JupyterLab Dark")
 _ANSI: Final = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
@@ -112,10 +114,17 @@ def serve(folder: Path, notebook: Path, environment: Mapping[str, str] | None = 
         file = settings / f"{name}.jupyterlab-settings"
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps(values))
+    # This package's own extension, whatever is installed here or is not.
+    extensions = folder / "jupyter" / "labextensions"
+    extensions.mkdir(parents=True)
+    if LABEXTENSION.is_dir():
+        (extensions / "nnsight-lab").symlink_to(LABEXTENSION)
+    jupyter_path = [str(extensions.parent), *filter(None, [os.environ.get("JUPYTER_PATH")])]
     port, token = _free_port(), secrets.token_hex(16)
     variables = {
         **os.environ,
         **(environment or {}),
+        "JUPYTER_PATH": os.pathsep.join(jupyter_path),
         "JUPYTER_CONFIG_DIR": str(folder / "config"),
         "JUPYTER_RUNTIME_DIR": str(folder / "runtime"),
         "JUPYTERLAB_SETTINGS_DIR": str(settings),

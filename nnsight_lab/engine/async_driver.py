@@ -96,6 +96,8 @@ class AsyncDriver(Driver):
                     peeking = self._loop.create_task(self._peek(call.peeks, request))
                     self._peeking.add(peeking)
                     peeking.add_done_callback(self._peeking.discard)
+                if output.finished:
+                    self.finished(output)
             if request.has_blocks:
                 await self._collect(request)
                 collected = True
@@ -169,6 +171,9 @@ class AsyncDriver(Driver):
     @property
     def running(self) -> bool:
         return self._llm is not None
+
+    def processor(self) -> Any:
+        return None if self._llm is None else self._llm.output_processor
 
     def unfinished(self) -> int:
         return 0 if self._llm is None else int(self._llm.output_processor.get_num_unfinished_requests())

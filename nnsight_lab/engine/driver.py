@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nnsight_lab.engine.call import Call, LabRequest
 from nnsight_lab.engine.homecoming import Homecoming, Parcels
@@ -26,6 +26,22 @@ if TYPE_CHECKING:
     from nnsight_lab.engine.model import LabVLLM
 
 _RELEASE_S = 30.0
+
+
+class Flight(NamedTuple):
+    """The requests of an engine as its front end knows them: nothing is asked of a worker.
+
+    Attributes:
+        waiting: Sequences without a token yet: queued, or reading their prompt.
+        running: Sequences that are generating.
+        tokens: Generated so far, over the engine's life.
+        blocks: About how many blocks of the KV cache the running ones hold.
+    """
+
+    waiting: int = 0
+    running: int = 0
+    tokens: int = 0
+    blocks: int = 0
 
 
 class Driver(abc.ABC):
@@ -45,6 +61,33 @@ class Driver(abc.ABC):
         self.home_s = 0.0
         #: How fast its calls have been.
         self.pace = Pace()
+        #: Tokens of its finished requests.
+        self.generated = 0
+
+    def finished(self, output: Any) -> None:
+        """Note the last output of a request."""
+        self.generated += sum(len(completion.token_ids) for completion in output.outputs)
+
+    def flight(self, block_size: int) -> Flight:
+        """Its requests as they stand; cheap, and from any thread.
+
+        Args:
+            block_size: Tokens of one block of the KV cache.
+        """
+        processor = self.processor()
+        states = () if processor is None else list(processor.request_states.values())
+        waiting = running = blocks = 0
+        tokens = self.generated
+        for state in states:
+            if state.is_prefilling:
+                waiting += 1
+                continue
+            # None for requests that generate nothing.
+            new = 0 if state.detokenizer is None else state.detokenizer.num_output_tokens()
+            running += 1
+            tokens += new
+            blocks += -(-(state.prompt_len + new) // block_size)
+        return Flight(waiting, running, tokens, blocks)
 
     def came_home(self, began: float, opened_bytes: int) -> None:
         """Note a way home.
@@ -71,6 +114,10 @@ class Driver(abc.ABC):
     @abc.abstractmethod
     def running(self) -> bool:
         """Whether the engine was built."""
+
+    @abc.abstractmethod
+    def processor(self) -> Any:
+        """The output processor of vLLM, which knows every request; None before the engine was built."""
 
     @abc.abstractmethod
     def start(self, model: str, options: dict[str, Any]) -> Future[None]:

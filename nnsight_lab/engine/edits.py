@@ -11,15 +11,31 @@ from __future__ import annotations
 import re
 import threading
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nnsight_lab.errors import EditRefused, UnknownEdit, nearest
 from nnsight_lab.wire.keys import CLEAR, REGISTER, TRACE_BLOCK
 
 if TYPE_CHECKING:
     from nnsight_lab.engine.life import EngineLife
+
+
+class Cell(NamedTuple):
+    """The notebook cell that left an edit; empty where there is none.
+
+    Attributes:
+        id: As the notebook has it.
+        source: The whole cell, as it was run.
+    """
+
+    id: str = ""
+    source: str = ""
+
+
+#: Tells the cell that is being run; the notebook's extension puts its own here.
+current_cell: Callable[[], Cell] = Cell
 
 _NAME = re.compile(r"[A-Za-z_][\w.\-]{0,99}")
 
@@ -54,6 +70,8 @@ class Edit:
         version: 1 when first installed, one more each time its cell is run again.
         on: Whether requests that name no edits run it.
         source: The block as it was written.
+        previous_source: That of the version before; "" where there is none.
+        cell: The cell it came from.
         hits: How many requests ran it (this version and earlier ones).
         errors: How many of them it failed.
         last_error: The last failure, in one line.
@@ -65,6 +83,8 @@ class Edit:
     version: int = 0
     on: bool = True
     source: str = ""
+    previous_source: str = ""
+    cell: Cell = field(default_factory=Cell)
     hits: int = 0
     errors: int = 0
     last_error: str = ""
@@ -175,7 +195,8 @@ class Edits:
             old, edit._current = edit._current, version
             edit.version += 1
             version.number = edit.version
-            edit.source = source
+            edit.previous_source, edit.source = edit.source, source
+            edit.cell = current_cell()
             edit.cleared = False
             self._edits[edit.name] = edit
         yield from self._retire([old] if old is not None else [])

@@ -64,14 +64,23 @@ _thread: threading.Thread | None = None
 _failure: list[BaseException] = []
 
 
+_began = 0.0
+
+
+def under_way_s() -> float | None:
+    """How long the import has been going on; None where none is."""
+    return time.monotonic() - _began if _thread_alive() else None
+
+
 def _thread_alive() -> bool:
     return _thread is not None and _thread.is_alive()
 
 
 def _begin() -> threading.Thread:
-    global _thread
+    global _thread, _began
     if _thread is None or not _thread.is_alive():
         _failure.clear()
+        _began = time.monotonic()
         _thread = threading.Thread(target=_import, daemon=True, name="nnsight-lab-import")
         _thread.start()
     return _thread

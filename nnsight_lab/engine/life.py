@@ -21,7 +21,7 @@ from nnsight_lab.engine import homecoming, processes, shared_queues
 from nnsight_lab.engine.arrivals import Origin
 from nnsight_lab.engine.async_driver import AsyncDriver
 from nnsight_lab.engine.config import EngineConfig
-from nnsight_lab.engine.driver import Driver
+from nnsight_lab.engine.driver import Driver, Flight
 from nnsight_lab.engine.edits import Edits
 from nnsight_lab.engine.log import EngineLog
 from nnsight_lab.engine.sampling import refusal
@@ -68,6 +68,9 @@ class EngineLife:
         self._ready_at = 0.0
         self._cause = ""
         self._used = False
+        #: How far the start is; the last word of it once it is over.
+        self.progress = StartProgress("", 0.0)
+        self._touched = time.monotonic()
         self._origin = Origin(self.name, self.config)
 
     def start(self, progress: Callable[[StartProgress], None] | None = None) -> Self:
@@ -84,7 +87,13 @@ class EngineLife:
         if self._used:  # the log of a failed or stopped engine stays until the next start
             self._fresh()
         self._state = "starting"
-        start = Start(self.id, self.config, self.log, self._driver, progress)
+
+        def told(state: StartProgress) -> None:
+            self.progress = state
+            if progress is not None:
+                progress(state)
+
+        start = Start(self.id, self.config, self.log, self._driver, told)
         try:
             start.run()
         except BaseException:
@@ -100,10 +109,14 @@ class EngineLife:
         self._origin.tokenizer = getattr(self.model, "tokenizer", None)
         self.model.lab_engine = weakref.proxy(self)
         self._state = "ready"
-        self._ready_at = time.monotonic()
+        self._ready_at = self._touched = time.monotonic()
         for method, args in self.edits.reinstall_steps():
             self.rpc(method, *args)
         return self
+
+    def give_up(self) -> None:
+        """End a start that is under way: whoever waits for it gets `Interrupted`."""
+        self._driver.given_up.set()
 
     def restart(self, progress: Callable[[StartProgress], None] | None = None) -> Self:
         """Stop what is left of the engine, start it again, and put its edits back."""
@@ -178,14 +191,39 @@ class EngineLife:
             cause=self._cause,
         )
 
+    def state(self) -> tuple[str, str]:
+        """``starting``, ``ready``, ``busy``, ``dead`` or ``stopped``; and why, where it is dead."""
+        if self._state != "ready":
+            return self._state, ""
+        dead = self.died()
+        if dead is not None:
+            return "dead", dead.cause
+        return "busy" if self._driver.unfinished() else "ready", ""
+
+    def flight(self) -> Flight:
+        """Its requests as its front end knows them; nothing is asked of a worker."""
+        if self._state != "ready":
+            return Flight()
+        return self._driver.flight(int(self._vllm_config().cache_config.block_size))
+
+    def kv_blocks(self) -> int:
+        """How many blocks its KV cache has; 0 where that is not known."""
+        return 0 if self._state != "ready" else int(self._vllm_config().cache_config.num_gpu_blocks or 0)
+
+    def up_s(self) -> float:
+        """Seconds since it was ready; 0 where it is not."""
+        return time.monotonic() - self._ready_at if self._state == "ready" else 0.0
+
+    def idle_s(self) -> float:
+        """Seconds since its last request ended or was submitted; 0 while one is under way."""
+        if self._state != "ready" or self._driver.unfinished():
+            return 0.0
+        return time.monotonic() - self._touched
+
     def status(self) -> EngineStatus:
         """The engine as it stands."""
         alive = processes.engine_processes(self.id)
-        state, cause = self._state, ""
-        if state == "ready":
-            dead = self.died()
-            running = self._driver.unfinished()
-            state, cause = ("dead", dead.cause) if dead else ("busy" if running else "ready", "")
+        state, cause = self.state()
         device = dtype = ""
         if getattr(self._driver, "model", None) is not None and self._state == "ready":
             config = self._vllm_config()
@@ -198,7 +236,7 @@ class EngineLife:
             mode=self.mode,
             device=device,
             dtype=dtype,
-            up_s=time.monotonic() - self._ready_at if self._state == "ready" else 0.0,
+            up_s=self.up_s(),
             running=self._driver.unfinished(),
             edits=tuple(f"{e.name} ({'on' if e.on else 'off'})" for e in self.edits),
             pids=tuple(p.pid for p in alive),

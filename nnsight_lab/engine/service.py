@@ -24,7 +24,7 @@ from nnsight_lab.engine.pace import steps_of
 from nnsight_lab.engine.sampling import sampling_params
 from nnsight_lab.engine.tracer import Watcher
 from nnsight_lab.engine.waiting import Watch, await_, wait
-from nnsight_lab.errors import EngineDied
+from nnsight_lab.errors import EngineDied, Interrupted
 from nnsight_lab.saves.budget import size_of
 from nnsight_lab.wire.keys import (
     BUDGET_KEY,
@@ -138,6 +138,7 @@ class EngineService(EngineLife):
         with self._crowd:
             self._under_way.pop(key, None)
             self._disturbed = self._disturbed or aborted.is_set()
+        self._touched = time.monotonic()
 
     def _timed(self, call: Call) -> None:
         """Note how fast a call was that had the engine to itself, without its way home."""
@@ -155,6 +156,18 @@ class EngineService(EngineLife):
     def _at_once(self) -> int:
         """How many sequences the engine runs together."""
         return int(self._vllm_config().scheduler_config.max_num_seqs)
+
+    def abort_all(self) -> int:
+        """Abort every call of this kernel; whoever waits for one gets `Interrupted`. Not waited for.
+
+        Returns:
+            How many there were.
+        """
+        with self._crowd:
+            calls = list(self._under_way.values())
+        for call in calls:
+            self.abort(call)
+        return len(calls)
 
     def _let_go(self, versions: Iterable[EditVersion]) -> None:
         gone = self.edits.let_go(versions)
@@ -212,6 +225,10 @@ class EngineService(EngineLife):
 
         Edits' runs are counted, and what was saved enters the engine's store.
         """
+        if call.aborted.is_set() and not all(
+            r.output is not None and r.output.finished for r in call.requests
+        ):
+            raise Interrupted("the requests were aborted from elsewhere; the engine is still loaded.")
         self._enter(call)
         outputs = []
         for request in call.requests:

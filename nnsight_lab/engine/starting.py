@@ -108,6 +108,8 @@ class Start:
                     if phase is not None and phase != self._phase:
                         self._enter(phase)
                     self._tell()
+                    if self.driver.given_up.is_set():
+                        raise KeyboardInterrupt
             except KeyboardInterrupt:
                 self._give_up(building)
                 raise

@@ -79,6 +79,7 @@ class SyncDriver(Driver):
             if call.peeks is not None and not index and not output.finished and call.peeks.due():
                 self._peek(call.peeks, call.requests[0])
             if output.finished:
+                self.finished(output)
                 del self._running[output.request_id]
                 finished.append(call.requests[index])
                 touched[id(call)] = call
@@ -195,6 +196,9 @@ class SyncDriver(Driver):
     @property
     def running(self) -> bool:
         return self._engine is not None
+
+    def processor(self) -> Any:
+        return None if self._engine is None else self._engine.output_processor
 
     def unfinished(self) -> int:
         return len(self._running)

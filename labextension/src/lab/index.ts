@@ -1,0 +1,12 @@
+/** The JupyterLab extension's plugins: each is a file of its own, and each can be switched off by itself. */
+import type { JupyterFrontEndPlugin } from '@jupyterlab/application';
+
+import { badges } from './plugins/badges';
+import { cells } from './plugins/cells';
+import { panel } from './plugins/panel';
+import { statusbar } from './plugins/statusbar';
+import { watch } from './plugins/watch';
+
+const plugins: JupyterFrontEndPlugin<any>[] = [watch, panel, statusbar, cells, badges];
+
+export default plugins;

@@ -1,0 +1,73 @@
+/** Sizes, durations and states in words. */
+import type { TranslationBundle } from '@jupyterlab/translation';
+
+import type { Presence } from './link';
+import * as wire from './wire';
+
+/** The translator's name for this extension's strings. */
+export const DOMAIN = 'nnsight_lab';
+
+export function bytes(count: number): string {
+  const units = ['B', 'KB', 'MB', 'GB', 'TB'];
+  let value = count;
+  let unit = 0;
+  while (value >= 1000 && unit < units.length - 1) {
+    value /= 1000;
+    unit += 1;
+  }
+  return `${unit === 0 || value >= 100 ? Math.round(value) : Number(value.toPrecision(2))} ${units[unit]}`;
+}
+
+export function duration(seconds: number, trans: TranslationBundle): string {
+  const whole = Math.max(0, Math.floor(seconds));
+  if (whole < 60) {
+    return trans.__('%1 s', whole);
+  }
+  if (whole < 3600) {
+    return trans.__('%1 min', Math.floor(whole / 60));
+  }
+  return trans.__('%1 h %2 min', Math.floor(whole / 3600), Math.floor((whole % 3600) / 60));
+}
+
+export function state(name: string, trans: TranslationBundle): string {
+  switch (name) {
+    case wire.STARTING:
+      return trans.__('starting');
+    case wire.READY:
+      return trans.__('ready');
+    case wire.BUSY:
+      return trans.__('busy');
+    case wire.DEAD:
+      return trans.__('dead');
+    case wire.STOPPED:
+      return trans.__('stopped');
+    default:
+      return name;
+  }
+}
+
+/** What stands where a kernel has no engine to show. */
+export function presence(found: Presence, version: string, trans: TranslationBundle): string {
+  switch (found) {
+    case 'unknown':
+      return trans.__('Asking the kernel whether nnsight-lab is loaded …');
+    case 'other-language':
+      return trans.__('This notebook’s kernel is not a Python kernel.');
+    case 'missing':
+      return trans.__('nnsight-lab is not installed in this notebook’s kernel: run “%1” there.', '%pip install nnsight-lab');
+    case 'unloaded':
+      return trans.__('nnsight-lab is not loaded in this notebook’s kernel.');
+    case 'too-old':
+      return trans.__(
+        'The nnsight-lab of this notebook’s kernel is older than this panel and tells it nothing: run “%1” there, then restart the kernel.',
+        '%pip install -U nnsight-lab'
+      );
+    case 'other-version':
+      return trans.__(
+        'The kernel has nnsight-lab %1, which speaks to this panel in another way. Install the same version for both, then restart the kernel and reload the page.',
+        version
+      );
+    case 'loaded':
+      return '';
+  }
+}

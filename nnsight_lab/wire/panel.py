@@ -1,0 +1,185 @@
+"""The words between a kernel and JupyterLab's panel, and the records it is told.
+
+`labextension/src/lab/wire.ts` mirrors this file, and a test compares the two, names and types. Everything is
+plain JSON and small: no tensor, and no text of a prompt beyond its beginning. The two sides may be of
+different versions, in environments of their own, so each says its `PROTOCOL`, and a side that does not know
+the other's says so in words instead of guessing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+#: One more whenever a field or a word changes its meaning or goes.
+PROTOCOL: Final = 1
+
+#: Messages on the control channel, which is answered while a cell runs.
+STATUS_REQUEST: Final = "nnsight_lab_status_request"
+STATUS_REPLY: Final = "nnsight_lab_status_reply"
+ACTION_REQUEST: Final = "nnsight_lab_action_request"
+ACTION_REPLY: Final = "nnsight_lab_action_reply"
+#: The comm that a page opens to be told of changes; each message is a status.
+COMM_TARGET: Final = "nnsight_lab_panel"
+#: What the page says on it: whether it is looked at, and how often to tell it though nothing changed.
+VISIBLE: Final = "visible"
+EVERY_S: Final = "every_s"
+#: There, and in a status request: whether the newest requests' saves are wanted too.
+SAVES: Final = "saves"
+
+#: States of an engine.
+STARTING: Final = "starting"
+READY: Final = "ready"
+BUSY: Final = "busy"
+DEAD: Final = "dead"
+STOPPED: Final = "stopped"
+
+#: What an action request asks for.
+ACTION: Final = "action"
+CHECK: Final = "check"
+START: Final = "start"
+RESTART: Final = "restart"
+STOP: Final = "stop"
+INTERRUPT: Final = "interrupt"
+LOG: Final = "log"
+EDIT_ON: Final = "edit_on"
+EDIT_OFF: Final = "edit_off"
+EDIT_CLEAR: Final = "edit_clear"
+END_ORPHAN: Final = "end_orphan"
+
+#: How far an action is.
+RUNNING: Final = "running"
+DONE: Final = "done"
+FAILED: Final = "failed"
+
+
+@dataclass(frozen=True)
+class PanelEdit:
+    """An edit of an engine.
+
+    Attributes:
+        on: Whether requests that name no edits run it.
+        previous_source: That of the version before; "" where there is none.
+        cell_id: The cell it came from; "" where there is none.
+        cell_source: That cell, as it was run.
+    """
+
+    name: str
+    version: int
+    on: bool
+    source: str
+    previous_source: str
+    cell_id: str
+    cell_source: str
+    owner: str
+    hits: int
+    errors: int
+    last_error: str
+
+
+@dataclass(frozen=True)
+class PanelEngine:
+    """An engine of the kernel.
+
+    Attributes:
+        phase: What a start is doing, with `phase_s` since it began.
+        options: As `name=value` texts.
+        waiting: Sequences without a token yet.
+        running: Sequences that are generating.
+        tokens_per_s: Since the question before.
+        kv_used: About which part of the KV cache is used, 0 to 1; -1 where that is not known.
+        cause: Why it is dead.
+    """
+
+    name: str
+    state: str
+    current: bool
+    model: str
+    mode: str
+    phase: str
+    phase_s: float
+    options: list[str]
+    waiting: int
+    running: int
+    tokens_per_s: float
+    kv_used: float
+    saves_bytes: int
+    saves_disk_bytes: int
+    saves_budget_bytes: int
+    saves_requests: int
+    up_s: float
+    idle_s: float
+    pids: list[int]
+    memory_bytes: int
+    gpu_bytes: int
+    log: str
+    cause: str
+    edits: list[PanelEdit]
+
+
+@dataclass(frozen=True)
+class PanelSave:
+    """One saved value of a recent request; no numbers of it.
+
+    Attributes:
+        code: An expression that reads it.
+    """
+
+    engine: str
+    request_id: str
+    block: str
+    name: str
+    step: int
+    kind: str
+    shape: list[int]
+    dtype: str
+    bytes: int
+    prompt: str
+    created: float
+    code: str
+
+
+@dataclass(frozen=True)
+class PanelOrphan:
+    """An engine of this user whose kernel is gone."""
+
+    engine: str
+    pids: list[int]
+    memory_bytes: int
+    gpu_bytes: int
+    log: str
+
+
+@dataclass(frozen=True)
+class PanelAction:
+    """An action that was asked for, and how far it is."""
+
+    id: int
+    action: str
+    engine: str
+    state: str
+    text: str
+
+
+@dataclass(frozen=True)
+class PanelStatus:
+    """Everything the panel shows of a kernel.
+
+    Attributes:
+        importing_s: How long vLLM and nnsight have been imported for; 0 where they are not just now.
+        gpus: How many GPUs the kernel's machine has.
+        models: To choose from: started before, or in the local cache.
+        with_saves: Whether `saves` were looked up; else it is empty and says nothing.
+    """
+
+    protocol: int
+    version: str
+    pid: int
+    importing_s: float
+    gpus: int
+    engines: list[PanelEngine]
+    orphans: list[PanelOrphan]
+    actions: list[PanelAction]
+    models: list[str]
+    with_saves: bool
+    saves: list[PanelSave]

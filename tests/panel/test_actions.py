@@ -1,0 +1,90 @@
+"""What the panel may ask for that needs no engine: judged, refused, and only what is this user's is ended."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import psutil
+import pytest
+
+from nnsight_lab.engine.processes import this_owner
+from nnsight_lab.panel.actions import Actions
+from nnsight_lab.panel.snapshot import Snapshots
+from nnsight_lab.panel.surroundings import Surroundings
+from nnsight_lab.wire import panel as wire
+from nnsight_lab.wire.keys import ENGINE_ENV, OWNER_ENV
+from tests.waiting import until
+
+GONE = f"{2**22 - 1}:1.00"
+
+
+@pytest.fixture
+def actions() -> Actions:
+    return Actions(Surroundings(), {"wide": 512})
+
+
+@pytest.fixture
+def marked() -> Iterator[Any]:
+    """Starts processes that carry an engine's mark."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(engine: str, owner: str) -> subprocess.Popen[bytes]:
+        environment = {**os.environ, ENGINE_ENV: engine, OWNER_ENV: owner}
+        process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], env=environment)
+        started.append(process)
+        # Until it is that program, it still has this one's environment.
+        until(lambda: "sleep" in "".join(psutil.Process(process.pid).cmdline()), 10, "a marked process")
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def test_an_orphan_is_told_and_ended_and_an_engine_with_a_kernel_is_not(
+    actions: Actions, marked: Any
+) -> None:
+    orphan, owned = marked("orphan", GONE), marked("owned", this_owner())
+    surroundings = Surroundings()
+    surroundings.look()
+    told = Snapshots(surroundings).take([]).orphans
+    assert [(one.engine, one.pids) for one in told if one.engine in ("orphan", "owned")] == [
+        ("orphan", [orphan.pid])
+    ]
+    for engine in ("owned", "orphan"):
+        assert actions.take({wire.ACTION: wire.END_ORPHAN, "engine": engine})["ok"]
+    until(lambda: all(a.state != wire.RUNNING for a in actions.latest()), 20, "the end of both actions")
+    assert [action.text for action in actions.latest()] == ["0 processes ended.", "1 process ended."]
+    until(lambda: orphan.poll() is not None, 10, "the orphan's end")
+    assert owned.poll() is None
+
+
+def test_options_are_read_as_on_a_start_line_with_the_notebooks_own_names(actions: Actions) -> None:
+    def check(model: str, options: str = "") -> dict[str, Any]:
+        return actions.take({wire.ACTION: wire.CHECK, "model": model, "options": options})
+
+    assert check("demo", "max_model_len=$wide name=second")["ok"]
+    assert check("a model with spaces/x", "")["ok"]
+    for options, words in (
+        ("max_model_len=", "has no value yet"),
+        ("max_model_len=$narrow", "narrow"),
+        ("hf_overrides={", "closed"),
+        ("x=1 x=2", "x"),
+        ("--restart", "button"),
+        ("another", "one model"),
+    ):
+        answer = check("demo", options)
+        assert not answer["ok"], options
+        assert words in answer["text"]
+
+
+def test_without_an_engine_every_action_is_one_plain_line(actions: Actions) -> None:
+    for action in (wire.STOP, wire.RESTART, wire.INTERRUPT, wire.LOG, wire.EDIT_ON, wire.EDIT_CLEAR):
+        answer = actions.take({wire.ACTION: action})
+        assert not answer["ok"]
+        assert answer["text"].startswith("No engine is running")
