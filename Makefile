@@ -50,5 +50,5 @@ format: $(STAMP)  ## format and mend what can be mended
 
 clean:  ## remove .venv and every cache in this directory
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
-	rm -rf labextension/node_modules labextension/build.log nnsight_lab/widgets/static nnsight_lab/labextension
+	rm -rf tests/widgets/vscode/node_modules labextension/node_modules labextension/build.log nnsight_lab/widgets/static nnsight_lab/labextension
 	find . -name __pycache__ -type d -not -path './node_modules/*' -prune -exec rm -rf {} +

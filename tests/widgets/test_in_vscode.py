@@ -28,7 +28,7 @@ from tests.widgets import access
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-MODULES = ROOT / "labextension/node_modules"
+MODULES = ROOT / "tests/widgets/vscode/node_modules"
 NBEXTENSIONS = Path(sys.prefix) / "share/jupyter/nbextensions"
 
 pytestmark = [
