@@ -70,6 +70,23 @@
       return most;
     },
 
+    /** The contrast of the heads of rows, at the left, to the commonest pixel there, which must be the page's. */
+    heads(canvas) {
+      const wide = Math.round(56 * devicePixelRatio);
+      const pixels = canvas.getContext('2d').getImageData(0, 0, wide, canvas.height).data;
+      const page = behind(canvas);
+      const seen = new Map();
+      for (let at = 0; at < pixels.length; at += 4) {
+        const part = pixels[at + 3] / 255;
+        const key = [0, 1, 2].map(n => Math.round(part * pixels[at + n] + (1 - part) * page[n])).join();
+        seen.set(key, (seen.get(key) ?? 0) + 1);
+      }
+      const [[common]] = [...seen].sort((one, other) => other[1] - one[1]);
+      const ground = common.split(',').map(Number);
+      const most = Math.max(...[...seen.keys()].map(key => contrast(key.split(',').map(Number), ground)));
+      return contrast(ground, page) < 1.1 ? most : 0;
+    },
+
     /** A button before an element and one behind it, to begin and to end a walk at. */
     fence(root) {
       for (const [where, id] of [['beforebegin', 'walk-before'], ['afterend', 'walk-after']]) {

@@ -83,3 +83,8 @@ def walk(page: Any, root: Any, *, backward: bool = False) -> list[Stop]:
 def edge_contrast(canvas: Any) -> float:
     """The contrast of the text under a picture, at its strongest pixel, to what is behind it."""
     return float(canvas.evaluate("canvas => walked.edge(canvas)"))
+
+
+def head_contrast(canvas: Any) -> float:
+    """The contrast of a drawn table's row heads to what is behind them; 0 where that is not the page's."""
+    return float(canvas.evaluate("canvas => walked.heads(canvas)"))

@@ -93,8 +93,8 @@ class Lab:
         self.output(view).locator(view.selector).first.wait_for(state="attached")
 
     def main(self, view: View) -> Any:
-        """The control that a widget's keys work in: its picture or table."""
-        return self.root(view).locator("[role=application], [role=grid]").first
+        """The control that a widget's keys work in."""
+        return self.root(view).locator(view.main).first
 
     def open(self, view: View) -> None:
         """Presses the view's keys, so that what they open is there."""
@@ -159,6 +159,8 @@ def test_axe_finds_nothing_serious(lab: Lab, name: str, folder: Path) -> None:
         for canvas in lab.root(view).locator("canvas.nnl-canvas").all():
             # axe-core does not look into pictures, and the numbers along their edges are text too.
             assert access.edge_contrast(canvas) >= 4.5, view.name
+        for canvas in lab.root(view).locator("canvas.nnl-sheet-canvas").all():
+            assert access.head_contrast(canvas) >= 4.5, view.name
 
 
 def test_axe_sees_what_is_wrong(lab: Lab) -> None:

@@ -6,10 +6,12 @@ notebook is read once `nnsight-lab freeze` was at it.
 
 from __future__ import annotations
 
+import gzip
 import html
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -23,18 +25,29 @@ import torch
 
 from nnsight_lab.bench.jupyterlab import open_page, serve
 from nnsight_lab.cli.frozen import frozen
+from nnsight_lab.lens.shown import Several
+from nnsight_lab.plots.token_strip import token_strip
 from nnsight_lab.saves.store import SavesStore
+from nnsight_lab.widgets.attention import AttentionView
 from nnsight_lab.widgets.base import STATIC, LabWidget
 from nnsight_lab.widgets.browser import SavesBrowser
+from nnsight_lab.widgets.cell_saves import CellSaves
 from nnsight_lab.widgets.heatmap import Heatmap
+from nnsight_lab.widgets.lens import LensView
+from nnsight_lab.widgets.prompts import MAX_LISTED
+from nnsight_lab.widgets.token_strip import TokenStrip
 from tests.widgets.comms import mock_comms
+from tests.widgets.test_attention import some
+from tests.widgets.test_lens import some_lens
 from tests.widgets.views import SETUP, VIEWS, View
 
 pytestmark = pytest.mark.skipif(
     not (STATIC / "heatmap.js").exists(), reason="the widgets are not built: scripts/setup.sh widgets"
 )
 
+#: Without the code, which has a bound of its own.
 MAX_STATE_BYTES = 50_000
+MAX_CODE_BYTES = 60_000
 #: As GitHub's sanitizer lets pass: neither styles nor scripts, and pictures by address alone.
 GITHUB_TAGS = {
     *("a", "b", "br", "caption", "code", "dd", "del", "details", "div", "dl", "dt", "em", "h1", "h2", "h3"),
@@ -180,6 +193,14 @@ def comms() -> Iterator[Any]:
         yield comms
 
 
+#: A result's html has as many of its numbers as can be read: thousands of cells, each with its own words.
+MAX_HTML_BYTES: dict[type[LabWidget], int] = {
+    LensView: 1_000_000,
+    AttentionView: 200_000,
+    TokenStrip: 5_000_000,
+}
+
+
 def largest() -> dict[type[LabWidget], Any]:
     """Each widget with the largest that it takes; a new widget belongs here."""
     many = SavesStore(max_requests=2000)
@@ -189,9 +210,22 @@ def largest() -> dict[type[LabWidget], Any]:
     deep[..., 3, 4] = torch.nan
     names = [f"an axis with quite a long name, {number}" for number in range(16)]
     labels = ["a label " * 20] * 1000
+    named = SavesStore()
+    named.put("lab-0", [{f"block {n}" * 30: {f"{n}" * 200: torch.ones(2)} for n in range(200)}])
+    # Letters of three bytes each, so many that their ids are no shorter.
+    words = tuple("北京的街道" * 20 for _ in range(3000))
+    rows = [f"layer {number} of the model" for number in range(60)]
+    lenses = Several([replace(some_lens(60, 300), tokens=words[:300])] * MAX_LISTED)
+    patterns = Several([replace(some(30, 9, 100), tokens=words[:100])] * MAX_LISTED)
     return {
         Heatmap: lambda: Heatmap(deep, name="n" * 300, axes=names, rows=labels, columns=labels),
         SavesBrowser: lambda: SavesBrowser(many, name="n" * 300),
+        CellSaves: lambda: CellSaves(named, ["lab-0"], name="n" * 300),
+        LensView: lambda: LensView(lenses),
+        AttentionView: lambda: AttentionView(patterns),
+        TokenStrip: lambda: TokenStrip(
+            token_strip(words, torch.randn(60, 3000), rows=rows, title="t" * 300), prompt=range(3000)
+        ),
     }
 
 
@@ -203,15 +237,24 @@ def test_every_widget_is_measured() -> None:
     assert set(largest()) == {kind for kind in ours if kind.module}
 
 
-@pytest.mark.parametrize("kind", [Heatmap, SavesBrowser])
+@pytest.mark.parametrize("kind", [Heatmap, SavesBrowser, CellSaves, LensView, AttentionView, TokenStrip])
 def test_what_is_synced_and_saved_of_a_widget_is_small(kind: type[LabWidget], comms: Any) -> None:
     widget = largest()[kind]()
     try:
         bundle = widget._repr_mimebundle_()
         state = widget.get_state()
+        code = {name: state.pop(name) for name in ("_esm", "_css")}
         size = len(json.dumps(state, default=str).encode())
-        code = sum(len(state[name].encode()) for name in ("_esm", "_css"))
-        assert size <= MAX_STATE_BYTES, f"{size:,} bytes, {code:,} of them code"
-        assert len(json.dumps(bundle).encode()) <= 2 * MAX_STATE_BYTES
+        assert size <= MAX_STATE_BYTES, f"{size:,} bytes: {_sizes(state)}"
+        packed = len(gzip.compress("".join(code.values()).encode()))
+        assert packed <= MAX_CODE_BYTES, f"{packed:,} bytes of code"
+        html_bytes = len(json.dumps(bundle, ensure_ascii=False).encode())
+        assert html_bytes <= MAX_HTML_BYTES.get(kind, 2 * MAX_STATE_BYTES), f"{html_bytes:,} bytes of html"
     finally:
         widget.close()
+
+
+def _sizes(state: dict[str, Any]) -> dict[str, int]:
+    """Of the largest parts."""
+    found = {name: len(json.dumps(value, default=str)) for name, value in state.items()}
+    return dict(sorted(found.items(), key=lambda one: -one[1])[:3])

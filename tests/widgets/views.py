@@ -19,7 +19,10 @@ from nnsight_lab.engine.status import EngineStatus
 from types import SimpleNamespace
 from nnsight_lab.magics.drawing import show, table, sentence, Drawing
 from nnsight_lab.magics.live import drawn
+from nnsight_lab.lens import Attention, LogitLens
+from nnsight_lab.lens.shown import Several
 from nnsight_lab.widgets import Heatmap, SavesBrowser
+from nnsight_lab.widgets.cell_saves import CellSaves
 from IPython.display import display, HTML
 torch.manual_seed(7)
 def progress(n, prompt, text, tokens, finished):
@@ -32,6 +35,21 @@ for n in range(40):
     saved = {'hidden': torch.randn(12, 64) * (n + 1), 'loss': 0.5, 'note': '<i>text</i>\\nsecond line'}
     _ = store.put(f'lab-{n}', [{'trace': saved}], {'prompt': 'The Eiffel Tower is in the city of'},
                   module_paths={('trace', 'hidden'): f'model.layers.{n % 12}'})
+def lens_of(layers, positions):
+    sure = torch.linspace(0.05, 1, layers * positions).reshape(layers, positions, 1)
+    ids = torch.randint(0, 8, (layers, positions, 5))
+    tokens = tuple(WORDS[at % 8] for at in range(positions))
+    return LogitLens(tuple(range(layers)), tuple(range(positions)), tuple(range(50, 50 + positions)), tokens,
+                     ids, sure * torch.tensor([1.0, 0.2, 0.1, 0.05, 0.01]), torch.rand(layers, positions),
+                     None, None, None, None, None, None, dict(enumerate(WORDS)))
+def attention_of(layers, heads, tokens):
+    scores = torch.randn(layers, heads, tokens, tokens) * 3
+    later = torch.ones(tokens, tokens, dtype=torch.bool).triu(1)
+    every = tuple(range(tokens))
+    return Attention(scores.masked_fill(later, -math.inf).softmax(-1), tuple(range(layers)),
+                     tuple(range(heads)), every, tuple(range(900, 900 + tokens)),
+                     tuple(WORDS[at % 8] for at in every))
+found = lens_of(6, 8)
 """
 
 
@@ -44,7 +62,8 @@ class View:
         source: A cell that ends with it.
         selector: What shows that it is drawn.
         root: The widget's own element, whose controls the keyboard walks; empty for an output that is html.
-        opens: Keys pressed in the widget's main control before it is looked at, so that what opens is too.
+        main: The control that its own keys work in: its picture, table or tokens.
+        opens: Keys pressed there before it is looked at, so that what opens is too.
         opened: What shows that those keys did something.
         says: What must be readable where neither the widget nor a script runs.
     """
@@ -53,6 +72,7 @@ class View:
     source: str
     selector: str
     root: str = ""
+    main: str = "[role=application], [role=grid]"
     opens: tuple[str, ...] = ()
     opened: str = ""
     says: tuple[str, ...] = ()
@@ -66,9 +86,9 @@ VIEWS: tuple[View, ...] = (
         "Heatmap(wild, name='wild', axes=['token', 'hidden'])",
         _DRAWN,
         ".nnl-heatmap",
-        ("Enter",),
-        ".nnl-detail",
-        ("wild", "300 × 500", "1 NaN", "Colours"),
+        opens=("Enter",),
+        opened=".nnl-detail",
+        says=("wild", "300 × 500", "1 NaN", "Colours"),
     ),
     View(
         "heatmap with sliders",
@@ -85,21 +105,39 @@ VIEWS: tuple[View, ...] = (
         "SavesBrowser(store, name='store', height=240)",
         ".nnl-browser[data-state=done]",
         ".nnl-browser",
-        ("Home", "p", "Enter"),
-        ".nnl-pane .nnl-heatmap[data-state=done]",
-        ("hidden", "The Eiffel Tower", "[12, 64]"),
+        opens=("Home", "p", "Enter"),
+        opened=".nnl-pane .nnl-heatmap[data-state=done]",
+        says=("hidden", "The Eiffel Tower", "[12, 64]"),
+    ),
+    View(
+        "saved line",
+        "CellSaves(store, ['lab-3', 'lab-4'], name='store')",
+        ".nnl-saved",
+        ".nnl-saved",
+        main=".nnl-named",
+        opens=("Enter",),
+        opened=".nnl-pane .nnl-heatmap[data-state=done]",
+        says=("hidden", "[12, 64]", "loss"),
     ),
     View("saves table", "store", "table", says=("hidden", "[12, 64]", "float32")),
     View(
         "token strip",
         "lab.token_strip(WORDS, torch.randn(8), token_ids=range(8), title='Scores of tokens')",
-        ".lab-strip",
+        ".nnl-strip[data-state=done]",
+        ".nnl-strip",
+        main="[data-place][tabindex='0']",
+        opens=("ArrowRight", "Enter"),
+        opened=".nnl-chosen",
         says=("Scores of tokens", "Eiffel", "score"),
     ),
     View(
         "token strip of rows",
         "lab.token_strip(WORDS, torch.rand(3, 8), rows=['layer 0', 'layer 1', 'layer 2'])",
-        ".lab-strip",
+        ".nnl-strip[data-state=done]",
+        ".nnl-strip",
+        main="[data-place][tabindex='0']",
+        opens=("ArrowDown", "Enter"),
+        opened="[role=gridcell].nnl-chosen",
         says=("layer 0", "Eiffel"),
     ),
     View(
@@ -116,15 +154,29 @@ VIEWS: tuple[View, ...] = (
     ),
     View(
         "logit lens",
-        """\
-from nnsight_lab.lens import LogitLens
-top = torch.linspace(0.05, 1, 48).reshape(6, 8, 1) * torch.tensor([1.0, 0.2, 0.1, 0.05, 0.01])
-ids = torch.randint(0, 8, (6, 8, 5))
-found = LogitLens(tuple(range(6)), tuple(range(8)), tuple(range(8)), tuple(WORDS), ids, top, torch.rand(6, 8),
-                  None, None, None, None, None, None, dict(enumerate(WORDS)))
-found""",
-        "table",
+        "found",
+        ".nnl-lens[data-state=done] .nnl-top",
+        ".nnl-lens",
+        opens=("Home", "Enter"),
+        opened="[role=gridcell][aria-selected=true]",
         says=("Logit lens", "layer 5", "Eiffel"),
+    ),
+    View(
+        "logit lens of several prompts",
+        "Several([lens_of(40, 300), found])",
+        ".nnl-lens[data-state=done] .nnl-top",
+        ".nnl-lens",
+        says=("Logit lens", "layer 39", "Eiffel"),
+    ),
+    View(
+        "attention",
+        "attention_of(6, 4, 24)",
+        ".nnl-attention[data-state=done] .nnl-top",
+        ".nnl-attention",
+        main="[role=application]",
+        opens=("Shift+ArrowDown", "Enter"),
+        opened="[role=option][aria-selected=true]",
+        says=("Attention", "layer", "head"),
     ),
     View("plot of a lens", "plots.logit_lens(found)", ".js-plotly-plot .main-svg", says=("Eiffel",)),
     View(

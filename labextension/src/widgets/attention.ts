@@ -66,6 +66,8 @@ class Attention {
   #query = 0;
   /** The row that it is about when nobody points at another. */
   #stays = 0;
+  /** A position is chosen, here or in another view. */
+  #chosen = false;
   #weights: Float32Array[] = [];
   #asking = false;
   #again: (() => void) | null = null;
@@ -175,6 +177,15 @@ class Attention {
       this.#error,
       this.#live
     );
+    this.#disposer.listen(root, 'keydown', event => {
+      if (event.key === 'Escape' && this.#chosen) {
+        this.#chosen = false;
+        this.#strip.choose(null);
+        choosePosition(this.#prompt!.sequence, null, this.#conversation.view);
+        this.#announce('No position is chosen.');
+        event.stopPropagation();
+      }
+    });
     onTheme(() => this.#recolour(), this.#disposer);
   }
 
@@ -191,6 +202,7 @@ class Attention {
         this.#layers.clear();
         this.#asked.clear();
         this.#weights = [];
+        this.#chosen = false;
         const [layers, heads, queries, keys] = this.#prompt.sizes;
         say(this.#about, `${many(layers, 'layer')} × ${many(heads, 'head')}, ${many(queries, 'query', 'queries')} × ${many(keys, 'key')}`);
         this.#settings = { ...this.#settings, leads: [layers - 1, 0] };
@@ -438,6 +450,7 @@ class Attention {
     this.#look(query);
     if (query >= 0) {
       this.#stays = query;
+      this.#chosen = true;
       const place = this.#place(query);
       this.#strip.choose(place);
       choosePosition(this.#prompt!.sequence, place, this.#conversation.view);
@@ -446,6 +459,7 @@ class Attention {
   }
 
   #heard(place: number | null): void {
+    this.#chosen = place !== null;
     this.#strip.choose(place);
     if (place !== null) {
       const query = this.#queryAt(place);

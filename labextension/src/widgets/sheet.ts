@@ -1,5 +1,6 @@
 import type { Disposer } from './disposer';
 import { element, say } from './dom';
+import { type Inks, inks } from './theme';
 
 /** Widths of a cell, from all in sight to long texts. */
 const WIDTHS = [1, 2, 3, 5, 8, 12, 18, 26, 36, 48, 64, 84, 110, 150];
@@ -277,9 +278,7 @@ export class Sheet {
     const sight = this.#sight;
     this.hooks.seen(sight);
     const context = this.#canvas.getContext('2d')!;
-    const style = getComputedStyle(this.root);
-    const colour = (name: string) => style.getPropertyValue(name).trim() || style.color;
-    const [text, faint, accent, field] = ['--nnl-text', '--nnl-faint', '--nnl-accent', '--nnl-field'].map(colour) as [string, string, string, string];
+    const colours = inks(this.#canvas);
     const ratio = window.devicePixelRatio || 1;
     const { clientWidth: width, clientHeight: height } = this.root;
     context.setTransform(ratio, 0, 0, ratio, 0, 0);
@@ -289,7 +288,7 @@ export class Sheet {
     context.rect(HEAD_LEFT, this.#top, width, height);
     context.clip();
     context.textBaseline = 'middle';
-    context.font = `12px ${colour('--nnl-mono')}`;
+    context.font = `12px ${getComputedStyle(this.root).getPropertyValue('--nnl-mono').trim() || 'monospace'}`;
     const dots = this.width < DOT_WIDTH && this.hooks.dots;
     if (dots) {
       this.hooks.dots!(context, sight, place => this.#box(place));
@@ -301,9 +300,9 @@ export class Sheet {
         this.hooks.cell(context, { row, column }, { ...box, width: box.width - gap, height: box.height - gap });
       }
     }
-    this.#drawMarks(context, accent, height);
+    this.#drawMarks(context, colours.accent, height);
     context.restore();
-    this.#drawHeads(context, sight, text, faint, accent, field);
+    this.#drawHeads(context, sight, colours);
     this.describe();
   }
 
@@ -321,7 +320,7 @@ export class Sheet {
     }
   }
 
-  #drawHeads(context: CanvasRenderingContext2D, sight: Sight, text: string, faint: string, accent: string, field: string): void {
+  #drawHeads(context: CanvasRenderingContext2D, sight: Sight, { text, faint, accent, field }: Inks): void {
     const { clientWidth: width, clientHeight: height } = this.root;
     const style = getComputedStyle(this.root);
     context.fillStyle = field;

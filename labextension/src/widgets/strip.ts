@@ -41,8 +41,8 @@ class Strip {
     });
     const words = element('span', { class: 'nnl-faint' }, String(model.get('words')));
     root.append(element('div', { class: 'nnl-saved-head' }, this.#toggle, ...chips, words), this.#wait, this.#error, this.#body);
-    this.#disposer.listen(this.#body, 'keydown', event => {
-      if (event.key === 'Escape' && !event.defaultPrevented) {
+    this.#disposer.listen(root, 'keydown', event => {
+      if (event.key === 'Escape' && this.#place && !event.defaultPrevented) {
         this.#close();
         event.stopPropagation();
       }

@@ -11,6 +11,7 @@ export interface Inks {
   text: string;
   faint: string;
   accent: string;
+  field: string;
 }
 
 /**
@@ -27,7 +28,7 @@ export function inks(canvas: HTMLCanvasElement): Inks {
     probe.style.color = `var(--nnl-${name})`;
     return getComputedStyle(probe).color;
   };
-  return { text: named('text'), faint: named('faint'), accent: named('accent') };
+  return { text: named('text'), faint: named('faint'), accent: named('accent'), field: named('field') };
 }
 
 /** Call back when the page changed its theme. */
