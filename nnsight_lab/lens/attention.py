@@ -76,7 +76,7 @@ class Attention(Shown):
             most = "the largest weight of its block"
             said.append(f"{len(self.queries):,} queries x {len(self.tokens):,} keys: each dot is {most}.")
         return (
-            '<div style="color:var(--jp-ui-font-color1,inherit);font-size:var(--jp-ui-font-size1,13px)">'
+            '<div style="color:inherit;font-size:var(--jp-ui-font-size1,13px)">'
             f'<div>{escape(" ".join(said))}</div><div style="display:flex;flex-wrap:wrap;gap:8px">{figures}'
             "</div></div>"
         )

@@ -21,7 +21,7 @@ _WIDEST = 10
 #: What cells inherit is said once, by their table: there are a thousand of them.
 _TABLE = (
     "border-collapse:collapse;font-size:var(--jp-ui-font-size0,11px);white-space:pre;"
-    "font-family:var(--jp-code-font-family,monospace);color:var(--jp-content-font-color1,inherit)"
+    "font-family:var(--jp-code-font-family,monospace);color:inherit"
 )
 _CELL = "padding:1px 4px;text-align:left"
 #: Laid over the page's own colour, at seven tenths at most, it leaves the page's text a contrast above 4.5 on

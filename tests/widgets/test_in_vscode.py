@@ -182,7 +182,7 @@ def test_the_saves_browser_lists_and_opens(output: Output, tmp_path: Path) -> No
 def test_no_text_or_page_colour_is_jupyterlabs_where_vs_code_has_its_own() -> None:
     # ipywidgets sets JupyterLab's variables to the light theme's on every page of VS Code, for all outputs.
     asks = re.compile(r"(?:[^-]color|background(?:-color)?|outline[^;{}]*): ?var\(--jp-")
-    files = [*(ROOT / "nnsight_lab").rglob("*.py"), *(ROOT / "labextension/src").rglob("*.css")]
+    files = [*(ROOT / "nnsight_lab").rglob("*.py"), *(ROOT / "labextension/src/widgets").rglob("*.css")]
     found = [str(path.relative_to(ROOT)) for path in files if asks.search(path.read_text("utf-8"))]
     assert found == []
     theme = (ROOT / "labextension/src/widgets/theme.css").read_text("utf-8")
