@@ -55,3 +55,10 @@ def test_a_rule_for_a_class_of_another_widget_is_seen() -> None:
     assert {"nnl-browser", "nnl-grid", "nnl-row"} <= outermost("browser")
     assert "nnl-pane" not in outermost("browser")
     assert "nnl-pane" in set(re.findall(r"nnl-[\w-]+", code_of("lens")))
+
+
+def test_the_colours_of_all_views_are_said_in_one_place() -> None:
+    # Every sheet holds `theme.css`: what another says of a variable is unsaid by the next sheet on the page.
+    for path in SOURCE.glob("*.css"):
+        set_there = set(re.findall(r"(?<![\w(-])(--nnl-[\w-]+)\s*:", path.read_text()))
+        assert path.stem == "theme" or set_there == set(), path.name
