@@ -28,7 +28,7 @@ pytestmark = [
 OUTPUTS = ".jp-Notebook .jp-OutputArea-output"
 WIDGETS = [view for view in VIEWS if view.root]
 #: All of the notebook at once: axe-core judges colours of what is in sight only.
-VIEWPORT = {"width": 1200, "height": 9000}
+VIEWPORT = {"width": 1200, "height": 10500}
 
 
 class Look(NamedTuple):
@@ -154,7 +154,8 @@ def test_axe_finds_nothing_serious(lab: Lab, name: str, folder: Path) -> None:
     for view in WIDGETS:
         lab.open(view)
     lab.page.screenshot(path=folder / f"{name}.png")
-    assert access.problems(lab.page, OUTPUTS) == []
+    found = access.problems(lab.page, OUTPUTS)
+    assert found == [], "\n".join(found)
     for view in WIDGETS:
         for canvas in lab.root(view).locator("canvas.nnl-canvas").all():
             # axe-core does not look into pictures, and the numbers along their edges are text too.

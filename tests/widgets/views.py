@@ -137,7 +137,7 @@ VIEWS: tuple[View, ...] = (
         ".nnl-strip",
         main="[data-place][tabindex='0']",
         opens=("ArrowDown", "Enter"),
-        opened="[role=gridcell].nnl-chosen",
+        opened=".nnl-chosen[data-row='1']",
         says=("layer 0", "Eiffel"),
     ),
     View(

@@ -164,7 +164,7 @@ class Attention {
       { class: 'nnl-bar', role: 'group', 'aria-label': 'The large head' },
       button('−', 'Zoom out', () => this.#stage?.zoom(1 / 1.5)),
       button('+', 'Zoom in', () => this.#stage?.zoom(1.5)),
-      button('Fit', 'Show all of it', () => this.#stage?.fit())
+      button('Fit', 'Fit: show all of it', () => this.#stage?.fit())
     );
     root.append(
       element('div', { class: 'nnl-head' }, this.#title, this.#about, bar),

@@ -163,7 +163,7 @@ class Lens {
       element('label', { class: 'nnl-choice' }, element('span', {}, 'Cells'), shown),
       button('−', 'Smaller cells', () => this.#sheet.zoom(-1)),
       button('+', 'Larger cells', () => this.#sheet.zoom(1)),
-      button('Fit', 'Show all of it, or as much as can be', () => this.#sheet.fit())
+      button('Fit', 'Fit: show all of it, or as much as can be', () => this.#sheet.fit())
     );
     this.#legend.append(this.#low, this.#bar, this.#high);
     root.append(

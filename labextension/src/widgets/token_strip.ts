@@ -27,6 +27,8 @@ const KEYS = 'Arrow keys move from token to token, Home and End to the ends, Ent
 /** On the page at once, of one row, and of several. */
 const MOST_TOKENS = 1000;
 const MOST_CELLS = 4000;
+/** Of a score in a cell. */
+const SEEN_DIGITS = 3;
 /** Growth is announced no oftener than this. */
 const SAY_APART_MS = 6000;
 
@@ -408,10 +410,11 @@ class TokenStrip {
         }
       }
       if (several) {
-        say(cell.firstElementChild as HTMLElement, number(this.#scores[place]![row]!, 3));
+        say(cell.firstElementChild as HTMLElement, number(this.#scores[place]![row]!, SEEN_DIGITS));
       }
       cell.classList.toggle('nnl-prompt-token', place < (this.#get<number>('prompt_count') ?? 0));
-      cell.setAttribute('aria-label', this.#said(place, row));
+      // What is seen in a cell is part of what is read of it; all digits are in the readout.
+      cell.setAttribute('aria-label', several ? this.#said(place, row, SEEN_DIGITS) : this.#said(place, row));
       this.#colour(cell);
     }
     if (several && !this.#cellAt(place, -1)) {
@@ -439,7 +442,7 @@ class TokenStrip {
 
   // -- words -----------------------------------------------------------------------------------
 
-  #said(place: number, row: number): string {
+  #said(place: number, row: number, digits = 9): string {
     const token = this.#tokens[place];
     if (!token) {
       return '';
@@ -453,7 +456,8 @@ class TokenStrip {
     }
     parts.push(`'${said === 0 ? seen.replaceAll('·', ' ') : said}'`);
     const score = this.#scores[place]?.[row] ?? NaN;
-    parts.push(Number.isNaN(score) ? `no ${this.#get<string>('score_name')}` : `${this.#get<string>('score_name')} ${number(score, 9)}`);
+    const name = this.#get<string>('score_name');
+    parts.push(Number.isNaN(score) ? `no ${name}${names.length ? ' (NaN)' : ''}` : `${name} ${number(score, digits)}`);
     return parts.join(', ');
   }
 
