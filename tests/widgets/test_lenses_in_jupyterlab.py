@@ -238,7 +238,7 @@ def test_tokens_are_text_whatever_they_hold(show: Any, page: Any) -> None:
         "<img src=x onerror='window.hacked=1'>\x1b[31m\u200b مرحبا 日本 <script>window.hacked=1</script>\n"
     )
     view = show(f"lab.attention({prompt!r}, layers=[0])", "attention")
-    strip = view.text("strip")
+    strip = view.text("line-of-tokens")
     assert "<" in strip
     assert "\x1b" not in strip
     assert "⏎" in strip

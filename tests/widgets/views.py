@@ -43,7 +43,7 @@ def lens_of(layers, positions):
                      ids, sure * torch.tensor([1.0, 0.2, 0.1, 0.05, 0.01]), torch.rand(layers, positions),
                      None, None, None, None, None, None, dict(enumerate(WORDS)))
 def attention_of(layers, heads, tokens):
-    scores = torch.randn(layers, heads, tokens, tokens) * 3
+    scores = torch.randn(layers, heads, tokens, tokens) * 12
     later = torch.ones(tokens, tokens, dtype=torch.bool).triu(1)
     every = tuple(range(tokens))
     return Attention(scores.masked_fill(later, -math.inf).softmax(-1), tuple(range(layers)),
