@@ -256,7 +256,7 @@ def test_the_whole_kv_cache_comes_home_or_is_over_budget_by_name(engine):
     assert sum(cache.nbytes for cache in whole) == size
     assert sum(int(cache.view(torch.int32).long().sum()) for cache in whole) == total
     del whole, caches  # one list under two names
-    refused = pytest.raises(OverBudget, match=r"this request's save_budget is 1\.00 MB: whole \(")
+    refused = pytest.raises(OverBudget, match=r"this request's save_budget is 1 MB: whole \(")
     with refused, engine.trace(TOWER, save_budget="1MB", **ONE):
         done = model.logits.shape[0].save()
         whole = [layer.self_attn.attn._module.kv_cache for layer in model.model.layers].save()
@@ -352,7 +352,7 @@ def test_with_no_budget_at_all_small_saves_come_and_large_ones_are_refused_plain
             small = model.model.layers[0].output[0].save()
         assert small.shape == (4, 128)
         refused = pytest.raises(
-            OverBudget, match=r"saved 1\.00 MB, what the engine has left is 0\.00 MB: .*raise save_budget"
+            OverBudget, match=r"saved 1(\.\d+)? MB, what the engine has left is 0 B: .*raise save_budget"
         )
         with refused:
             large(engine, 1)
@@ -413,7 +413,7 @@ def test_in_a_container_with_64_mib_of_shared_memory_large_saves_go_by_disk(tmpf
         assert shutil.disk_usage(memory).free > 15 * 2**20  # not to the last byte: others live there
         large(engine, 30)  # by disk
         large(engine, 150)
-        refused = pytest.raises(OverBudget, match=r"saved 500\.\d\d MB, what the engine has left is \d+\.")
+        refused = pytest.raises(OverBudget, match=r"saved 500(\.\d+)? MB, what the engine has left is \d+")
         with refused:
             large(engine, 500)
         assert held.shape == (80_000, 128)

@@ -271,7 +271,7 @@ def test_a_call_that_cannot_come_near_the_budget_is_not_measured(engine, submitt
 def test_a_request_over_its_own_budget_stops_the_call(engine, submitted):
     model = engine.model
     with (
-        pytest.raises(OverBudget, match=r"1 of 2 requests .* save_budget \(the first 8\.19 kB of 5\.00 kB\)"),
+        pytest.raises(OverBudget, match=r"1 of 2 requests .* save_budget \(the first 8\.19 kB of 5 kB\)"),
         engine.trace([TOWER, CAT], save_budget="5KB", **GREEDY),
     ):
         hidden = model.model.layers[0].output[0].save()
@@ -312,7 +312,7 @@ def test_what_is_still_looked_at_is_not_left_for_others(small):
     engine, model = small, small.model
     with engine.trace(MANY, max_tokens=1):
         kept = model.model.layers[0].output[0].repeat(1, 2)[:100].save()
-    refused = pytest.raises(OverBudget, match=r"the engine has \d+\.\d\d kB left")
+    refused = pytest.raises(OverBudget, match=r"the engine has \d+(\.\d+)? kB left")
     with refused, engine.trace(MANY, max_tokens=1):
         more = model.model.layers[0].output[0].repeat(1, 2)[:100].save()
     del kept

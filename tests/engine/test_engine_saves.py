@@ -136,7 +136,7 @@ def test_past_the_memory_budget_saves_go_by_disk_and_past_that_the_request_is_re
 
 def test_a_request_has_a_budget_of_its_own(engine):
     model = engine.model
-    refused = pytest.raises(OverBudget, match=r"this request's save_budget is 0\.00 MB: x")
+    refused = pytest.raises(OverBudget, match=r"this request's save_budget is 1 kB: x")
     with refused, engine.trace(CAT, save_budget=1000, **GREEDY):
         x = model.model.layers[0].output[0].repeat(10, 1).save()
     with engine.trace(CAT, save_budget="1GB", **GREEDY):
