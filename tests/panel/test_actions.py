@@ -23,7 +23,11 @@ GONE = f"{2**22 - 1}:1.00"
 
 
 @pytest.fixture
-def actions() -> Actions:
+def actions(monkeypatch: pytest.MonkeyPatch) -> Actions:
+    # Other tests of this process may share an engine, which an action here would stop.
+    loaded = sys.modules.get("nnsight_lab.engine.manager")
+    if loaded is not None:
+        monkeypatch.setattr(loaded, "manager", type(loaded.manager)())
     return Actions(Surroundings(), {"wide": 512})
 
 
