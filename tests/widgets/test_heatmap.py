@@ -71,7 +71,8 @@ def test_the_state_is_tiny_however_large_the_tensor(show: Callable[..., Heatmap]
     heatmap = show(torch.randn(3, 2000, 1000), rows=[f"token {n}" for n in range(2000)])
     heatmap._repr_mimebundle_()
     state = heatmap.get_state()
-    assert len(json.dumps(state)) <= 50_000
+    told = {name: value for name, value in state.items() if name not in ("_esm", "_css")}
+    assert len(json.dumps(told)) <= 50_000
     assert state["shape"] == [3, 2000, 1000]
     assert heatmap.poster.startswith("data:image/png;base64,")
 
