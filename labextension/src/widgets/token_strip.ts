@@ -215,7 +215,8 @@ class TokenStrip {
     if (known) {
       this.#take(part, numbersOf(buffers[0]!));
     }
-    this.#settled(known ? part.first : undefined);
+    // What is drawn stays: a token that is made anew at each update cannot be clicked.
+    this.#settled(known ? part.first : this.#tokens.length);
   }
 
   /** The model says something else than before: draw it, and ask for what is missing. */
@@ -239,7 +240,6 @@ class TokenStrip {
     }
     if (running && !this.#pinned && this.#count > this.#last) {
       this.#first = Math.floor((this.#count - 1) / this.#most) * this.#most;
-      from = undefined;
     }
     if (this.#restyle()) {
       this.#cells.forEach(cell => this.#colour(cell));
