@@ -2,7 +2,7 @@ import type { AnyModel } from '@anywidget/types';
 import { Axes } from './axes';
 import { Conversation, KernelError } from './conversation';
 import { Disposer } from './disposer';
-import { count, element, say } from './dom';
+import { button, count, element, say } from './dom';
 import * as kinds from './kinds';
 import { Legend } from './legend';
 import { Matrix } from './matrix';
@@ -134,11 +134,6 @@ class Attention {
     root.classList.add('nnl-attention');
     // JupyterLab's own keys would move from cell to cell, or delete one.
     root.setAttribute('data-lm-suppress-shortcuts', 'true');
-    const button = (text: string, label: string, pressed: () => void) => {
-      const made = element('button', { type: 'button', class: 'nnl-button', 'aria-label': label, title: label }, text);
-      made.onclick = pressed;
-      return made;
-    };
     const scale = element(
       'select',
       { class: 'nnl-select', 'aria-label': 'Colours' },

@@ -24,6 +24,13 @@ export function element<K extends keyof HTMLElementTagNameMap>(
   return made;
 }
 
+/** A button with a sign on it, and its name in words. */
+export function button(text: string, label: string, pressed: () => void): HTMLButtonElement {
+  const made = element('button', { type: 'button', class: 'nnl-button', 'aria-label': label, title: label }, text);
+  made.onclick = pressed;
+  return made;
+}
+
 /** Set a text only where it changed, so that nothing is laid out or read aloud anew. */
 export function say(target: HTMLElement, text: string): void {
   if (target.textContent !== text) {

@@ -4,7 +4,7 @@ import { Chooser } from './chooser';
 import { Conversation, KernelError } from './conversation';
 import { Detail } from './detail';
 import { Disposer } from './disposer';
-import { copy, count, element, say } from './dom';
+import { button, copy, count, element, say } from './dom';
 import * as kinds from './kinds';
 import { Legend } from './legend';
 import { Line } from './line';
@@ -193,11 +193,6 @@ class Heatmap {
   }
 
   #toolbar(): HTMLElement {
-    const button = (text: string, label: string, pressed: () => void) => {
-      const made = element('button', { type: 'button', class: 'nnl-button', 'aria-label': label, title: label }, text);
-      made.onclick = pressed;
-      return made;
-    };
     const stage = this.#stage!;
     const bar = element('div', { class: 'nnl-bar', role: 'group', 'aria-label': 'How it is drawn' });
     if (this.#painter instanceof Matrix) {

@@ -1,7 +1,7 @@
 import type { AnyModel } from '@anywidget/types';
 import { Conversation, KernelError } from './conversation';
 import { Disposer } from './disposer';
-import { count, element, say, short } from './dom';
+import { button, count, element, say, short } from './dom';
 import * as kinds from './kinds';
 import { CODE_NAN, TOP, css, lookup, paint, type Palettes } from './palette';
 import { picker } from './picker';
@@ -136,11 +136,6 @@ class Lens {
     root.classList.add('nnl-lens');
     // JupyterLab's own keys would move from cell to cell, or delete one.
     root.setAttribute('data-lm-suppress-shortcuts', 'true');
-    const button = (text: string, label: string, pressed: () => void) => {
-      const made = element('button', { type: 'button', class: 'nnl-button', 'aria-label': label, title: label }, text);
-      made.onclick = pressed;
-      return made;
-    };
     const shown = element(
       'select',
       { class: 'nnl-select', 'aria-label': 'Cells' },
