@@ -27,7 +27,7 @@ from typing import Any
 import torch
 
 from nnsight_lab.saves import slab_files
-from nnsight_lab.wire.extent import ALIGN, Extent
+from nnsight_lab.wire.extent import Extent, aligned
 
 _MIB = 2**20
 #: The smallest slab; one large request gets a slab of its own size.
@@ -46,11 +46,6 @@ class NoRoom(Exception):
         super().__init__(f"{asked_bytes} bytes asked, {allowed_bytes} left")
         self.asked_bytes = asked_bytes
         self.allowed_bytes = allowed_bytes
-
-
-def aligned(nbytes: int) -> int:
-    """``nbytes`` up to the next multiple of `ALIGN`."""
-    return (nbytes + ALIGN - 1) // ALIGN * ALIGN
 
 
 @dataclass

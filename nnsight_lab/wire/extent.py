@@ -13,6 +13,11 @@ from nnsight_lab.wire.registry import register
 ALIGN = 64
 
 
+def aligned(nbytes: int) -> int:
+    """``nbytes`` up to the next multiple of `ALIGN`."""
+    return (nbytes + ALIGN - 1) // ALIGN * ALIGN
+
+
 @register
 @dataclass(frozen=True)
 class Extent:

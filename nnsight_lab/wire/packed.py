@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from nnsight_lab.wire.extent import ALIGN, Extent, Packed
+from nnsight_lab.wire.extent import ALIGN, Extent, Packed, aligned
 from nnsight_lab.wire.flatten import Handle, flatten
 from nnsight_lab.wire.limits import WireError
 from nnsight_lab.wire.limits import extent as extent_of
@@ -58,7 +58,7 @@ class Layout:
             nonlocal end
             sources.append(tensor)
             offsets.append(end)
-            end += (tensor.numel() * tensor.element_size() + ALIGN - 1) // ALIGN * ALIGN
+            end += aligned(tensor.numel() * tensor.element_size())
             return len(sources) - 1
 
         node = flatten(value, put, name=name)
@@ -108,8 +108,8 @@ def _alike(sources: Sequence[torch.Tensor]) -> Iterator[tuple[int, int]]:
 def _copy_together(sources: Sequence[torch.Tensor], memory: torch.Tensor, non_blocking: bool) -> None:
     """Copy a run of tensors of one kind in one go: a value per token would be a copy of some bytes each."""
     one = sources[0]
-    apart = (one.nbytes + ALIGN - 1) // ALIGN * ALIGN
-    rows = torch.stack(list(sources)).flatten(1) if one.dim() else torch.stack(list(sources))[:, None]
+    apart = aligned(one.nbytes)
+    rows = torch.stack(tuple(sources)).view(len(sources), -1)
     if apart != one.nbytes:
         padded = rows.new_zeros((len(sources), apart // one.element_size()))
         padded[:, : rows.shape[1]] = rows
@@ -148,7 +148,7 @@ def _views(memory: torch.Tensor, specs: list[Any]) -> list[torch.Tensor]:
     while len(views) < len(specs):
         first = len(views)
         one = _view(memory, specs[first], typed)
-        apart = (one.nbytes + ALIGN - 1) // ALIGN * ALIGN
+        apart = aligned(one.nbytes)
         last = first + 1
         if 0 < one.nbytes <= _SMALL:
             offset, *kind = specs[first]
