@@ -72,6 +72,7 @@ class Pin:
 
 _NN = "nnsight"
 _NV = "nnsight.modeling.vllm"
+_GRAPHS = "vllm.compilation.breakable_cudagraph"
 
 #: Leaned on in the process that holds the envoy tree.
 CLIENT = (
@@ -79,6 +80,8 @@ CLIENT = (
     Pin(f"{_NV}.vllm", "VLLM._load_sync", "the sync engine is built with our worker"),
     Pin(f"{_NV}.vllm", "VLLM._load_async", "the async engine is built with our worker"),
     Pin(f"{_NV}.vllm", "VLLM._WORKER_CLS", "our worker class is named there"),
+    Pin(f"{_NV}.vllm", "VLLM._load", "engines on CUDA replay graphs unless told otherwise"),
+    Pin(f"{_NV}.vllm", "VLLM._resolve_taps", "every decoder layer is a tap", ("module",)),
     Pin(f"{_NV}.vllm", "VLLM._prompt", "a prompt in any of its forms becomes vLLM's"),
     Pin(f"{_NV}.tracer", "VLLMTracer", "a trace is captured by it"),
     Pin(f"{_NV}.collect", "merge_shared_saves", "a list bound above several invokes comes back as one"),
@@ -159,6 +162,19 @@ WORKER = (
     Pin("vllm.v1.worker.gpu_model_runner", "GPUModelRunner._update_states", "a step's requests"),
     Pin("vllm.v1.worker.gpu_model_runner", "GPUModelRunner.sample_tokens", "logits are served"),
     Pin("vllm.v1.worker.gpu_model_runner", "GPUModelRunner._sample", "samples are served"),
+    Pin(
+        "vllm.v1.worker.gpu_model_runner",
+        "GPUModelRunner._determine_batch_execution_and_padding",
+        "a step runs module by module where a block waits for what no replay serves",
+        ("max_num_scheduled_tokens", "force_eager"),
+    ),
+    Pin(_GRAPHS, "BreakableCUDAGraphWrapper._capture", "a second graph stops at taps", ("entry",)),
+    Pin(_GRAPHS, "BreakableCUDAGraphWrapper._replay", "one of the two is replayed", ("entry",)),
+    Pin(_GRAPHS, "_BreakableEntry", "a second graph stops at taps", ("batch_descriptor",)),
+    Pin(f"{_NV}.interleaver", "_capture", "a tap is recorded into the graph"),
+    Pin(f"{_NV}.interleaver", "_weak", "a tap holds none of the graph's memory", ("value",)),
+    Pin(f"{_NV}.interleaver", "VLLMInterleaver.replay", "a tap is served", ("location", "live")),
+    Pin("torch", "_C._InferenceMode", "a copy has a version counter, at every block and step"),
 )
 
 #: Leaned on in vLLM's CPU worker process, besides `WORKER`.

@@ -69,10 +69,7 @@ class LabVLLM(VLLM):
         return worker_class()
 
     def _load(self, repo_id: str, **kwargs: Any) -> Any:
-        on_cpu = self._WORKER_CLS == _CPU_WORKER
-        if kwargs.get("enforce_eager") and not self.taps:
-            return super()._load(repo_id, **kwargs)
-        if not self.taps and not on_cpu:
+        if not (self.taps or kwargs.get("enforce_eager") or self._WORKER_CLS == _CPU_WORKER):
             self.taps = (DECODER_LAYERS,)
         if self.taps:
             # A prompt is bound by arithmetic, so it runs module by module and can be read anywhere; a step of

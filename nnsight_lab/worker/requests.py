@@ -185,11 +185,6 @@ class LabRequests(Requests):
             if expected is None or thrown is not error:
                 mediator.lab_error = self._capture(mediator, thrown)
 
-    @property
-    def module_by_module(self) -> bool:
-        """Whether the step under way, or the last one, ran so on an engine that replays."""
-        return self.need is Need.HOOKS
-
     def unflatten(self, model: Any) -> None:
         """After the forward: count what a replay reached, then go from tokens to rows."""
         if self.need in (Need.NOTHING, Need.TAPS) and model.interleaver.mediators:

@@ -77,14 +77,12 @@ class LabRunner(NNsightGPUModelRunner):
         interleaver.stops = interleaver.hushed = False
         requests = self.nnsight_requests
         requests.need = None
-        before = dict(interleaver.counts) if interleaver.taps else None
         self._lab_in_step = True
         try:
             output = super().execute_model(*args, **kwargs)
         finally:
             self._lab_in_step = False
-        if before is not None and requests.module_by_module and interleaver.mediators:
-            self.steps.learn(before, interleaver.counts)
+        self.steps.learn(interleaver.counts)
         requests.pack_ended()
         return output
 
@@ -105,6 +103,8 @@ class LabRunner(NNsightGPUModelRunner):
                 need, reason = Need.HOOKS, "a prompt"
         interleaver.stops = need is Need.TAPS
         self.nnsight_requests.need = need
+        if need is Need.HOOKS and interleaver.mediators:
+            self.steps.watch(interleaver.counts)
         self.steps.note(need, reason)
         return found
 

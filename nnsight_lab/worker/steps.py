@@ -69,6 +69,7 @@ class Steps:
         #: Location -> how often one forward reaches it.
         self.visits: dict[str, int] = {}
         self._known = 0
+        self._before: dict[str, int] | None = None
         self._tapped = frozenset(tap.rpartition(".")[0] for tap in taps)
         ways = {part for path in self._tapped for part in path.split(".")}
         self._modules = frozenset(part for path in paths for part in path.split(".")) - ways
@@ -132,9 +133,14 @@ class Steps:
 
     # -- after a step --------------------------------------------------------------------------
 
-    def learn(self, before: Mapping[str, int], after: Mapping[str, int]) -> None:
-        """Note how often a step that ran module by module reached each location."""
-        if len(after) == self._known:
+    def watch(self, counts: Mapping[str, int]) -> None:
+        """Note what was reached before a step that runs module by module, to learn from it."""
+        self._before = dict(counts)
+
+    def learn(self, after: Mapping[str, int]) -> None:
+        """Note how often the step that was watched reached each location."""
+        before, self._before = self._before, None
+        if before is None or len(after) == self._known:
             return
         self._known = len(after)
         for location, count in after.items():
