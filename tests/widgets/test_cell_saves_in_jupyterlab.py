@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from nnsight_lab.bench.jupyterlab import THEMES, Notebook, empty_notebook, open_page, serve, wait_until
+from nnsight_lab.bench.jupyterlab import THEMES, Notebook, wait_until
 from nnsight_lab.widgets.base import STATIC
 from tests.notebook.kernels import ENGINE_ENVIRONMENT
 from tests.widgets.test_browser_in_jupyterlab import Table, printed
@@ -51,19 +51,10 @@ AGAIN = """() => {
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("lab")
-
-
-@pytest.fixture(scope="module")
-def page(folder: Path, chromium: str) -> Iterator[Any]:
-    notebook = empty_notebook(folder / "cells.ipynb")
+def page(folder: Path, opened: Any, problems: list[str]) -> Iterator[Any]:
     environment = {**ENGINE_ENVIRONMENT, "XDG_STATE_HOME": str(folder / "state")}
-    with serve(folder, notebook, environment) as server, open_page(server, notebook.name, chromium) as page:
-        problems: list[str] = []
-        page.on("pageerror", lambda error: problems.append(f"{error}: {error.stack}"))
+    with opened("cells.ipynb", environment) as page:
         book = Notebook(page)
-        book.finish(60)
         book.run(START)
         page.wait_for_selector(".jp-OutputArea-output:has-text('ready in')", timeout=300_000)
         book.finish(60)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from nnsight_lab.bench.jupyterlab import THEMES, Notebook, empty_notebook, open_page, serve, wait_until
+from nnsight_lab.bench.jupyterlab import THEMES, Notebook, wait_until
 from nnsight_lab.widgets.base import MAX_BUFFER_BYTES, STATIC
 from nnsight_lab.widgets.colours import SPECIAL, lookup
 from nnsight_lab.widgets.spans import CODE_NAN, CODE_NEGINF, CODE_POSINF, TOP
@@ -82,35 +82,12 @@ class View:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("lab")
-
-
-@pytest.fixture(scope="module")
-def problems() -> list[str]:
-    """What the browser complained about."""
-    return []
-
-
-@pytest.fixture(scope="module")
-def page(folder: Path, chromium: str, problems: list[str]) -> Iterator[Any]:
-    notebook = empty_notebook(folder / "widgets.ipynb")
-    with serve(folder, notebook) as server, open_page(server, notebook.name, chromium) as page:
-        page.on("pageerror", lambda error: problems.append(str(error)))
+def page(opened: Any) -> Iterator[Any]:
+    with opened("widgets.ipynb") as page:
         book = Notebook(page)
-        book.finish(60)
         book.run(IMPORTS)
         book.finish(60)
         yield page
-
-
-@pytest.fixture
-def notebook(page: Any, problems: list[str]) -> Iterator[Notebook]:
-    problems.clear()
-    book = Notebook(page)
-    yield book
-    assert book.errors() == []
-    assert problems == []
 
 
 @pytest.fixture

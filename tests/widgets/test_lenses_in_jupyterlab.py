@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from nnsight_lab.bench.jupyterlab import THEMES, Notebook, empty_notebook, open_page, serve, wait_until
+from nnsight_lab.bench.jupyterlab import THEMES, Notebook, wait_until
 from nnsight_lab.widgets.base import STATIC
 
 pytestmark = [
@@ -67,38 +67,15 @@ class View:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("lab")
-
-
-@pytest.fixture(scope="module")
-def problems() -> list[str]:
-    """What the browser complained about."""
-    return []
-
-
-@pytest.fixture(scope="module")
-def page(folder: Path, chromium: str, problems: list[str]) -> Iterator[Any]:
-    notebook = empty_notebook(folder / "lenses.ipynb")
-    with serve(folder, notebook) as server, open_page(server, notebook.name, chromium) as page:
-        page.on("pageerror", lambda error: problems.append(str(error)))
+def page(opened: Any) -> Iterator[Any]:
+    with opened("lenses.ipynb") as page:
         book = Notebook(page)
-        book.finish(60)
         book.run(START)
         wait_until(lambda: book.cells[-1]["execution_count"] is not None, START_S, "an engine", tick_s=1)
         assert book.errors() == []
         yield page
         book.run("lab.stop()")
         book.finish(60)
-
-
-@pytest.fixture
-def notebook(page: Any, problems: list[str]) -> Iterator[Notebook]:
-    problems.clear()
-    book = Notebook(page)
-    yield book
-    assert book.errors() == []
-    assert problems == []
 
 
 @pytest.fixture

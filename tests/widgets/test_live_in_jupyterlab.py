@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from nnsight_lab.bench.jupyterlab import THEMES, Notebook, empty_notebook, open_page, serve, wait_until
+from nnsight_lab.bench.jupyterlab import THEMES, Notebook, wait_until
 from nnsight_lab.widgets.base import STATIC
 
 pytestmark = [
@@ -34,23 +34,9 @@ for step in tracer.all():
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("lab")
-
-
-@pytest.fixture(scope="module")
-def problems() -> list[str]:
-    """What the browser complained about."""
-    return []
-
-
-@pytest.fixture(scope="module")
-def page(folder: Path, chromium: str, problems: list[str]) -> Iterator[Any]:
-    notebook = empty_notebook(folder / "live.ipynb")
-    with serve(folder, notebook) as server, open_page(server, notebook.name, chromium) as page:
-        page.on("pageerror", lambda error: problems.append(str(error)))
+def page(opened: Any) -> Iterator[Any]:
+    with opened("live.ipynb") as page:
         book = Notebook(page)
-        book.finish(60)
         book.run(START)
         page.get_by_text("started True").wait_for(timeout=240_000)
         yield page

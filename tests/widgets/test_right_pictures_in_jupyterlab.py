@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from nnsight_lab.bench.jupyterlab import THEMES, Notebook, empty_notebook, open_page, serve, wait_until
+from nnsight_lab.bench.jupyterlab import THEMES, Notebook, wait_until
 from nnsight_lab.widgets.base import STATIC
 from tests.widgets.test_browser_in_jupyterlab import Table, printed
 
@@ -51,18 +51,9 @@ browser"""
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("lab")
-
-
-@pytest.fixture(scope="module")
-def page(folder: Path, chromium: str) -> Iterator[Any]:
-    notebook = empty_notebook(folder / "odd.ipynb")
-    with serve(folder, notebook) as server, open_page(server, notebook.name, chromium) as page:
-        problems: list[str] = []
-        page.on("pageerror", lambda error: problems.append(str(error)))
+def page(folder: Path, opened: Any, problems: list[str]) -> Iterator[Any]:
+    with opened("odd.ipynb") as page:
         book = Notebook(page)
-        book.finish(60)
         book.run(SETUP)
         page.wait_for_selector(".nnl-browser", timeout=60_000)
         yield page
