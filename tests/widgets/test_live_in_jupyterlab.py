@@ -21,9 +21,9 @@ pytestmark = [
 
 START = """%load_ext nnsight_lab
 import nnsight_lab as lab
-%engine start demo max_model_len=1024
+%engine start demo max_model_len=4096
 print("started", engine.alive)"""
-LONG = "'Once upon a time', max_tokens=900, ignore_eos=True, temperature=0"
+LONG = "'Once upon a time', max_tokens=4000, ignore_eos=True, temperature=0"
 TRACE = f"""%%trace {LONG}, live=True
 norms, streams = [].save(), [].save()
 for step in tracer.all():
@@ -110,7 +110,7 @@ def test_a_trace_is_seen_while_it_runs_and_its_views_stay_usable(
 
 
 def test_a_run_ends_by_itself_and_its_pictures_are_whole(begin: Any, page: Any, notebook: Notebook) -> None:
-    live = begin(TRACE.replace("900", "60"))
+    live = begin(TRACE.replace("4000", "60"))
     wait_until(lambda: "60 tokens in" in live.strip.inner_text(), 60, "the end")
     assert not live.strip.get_by_role("button", name="Stop").is_visible()
     wait_until(lambda: live.heatmap(1).evaluate("e => e.dataset.state") == "done", 20, "a whole picture")
@@ -131,7 +131,7 @@ def test_an_interrupt_leaves_what_came_and_says_so(begin: Any, page: Any, notebo
 
 
 def test_what_is_announced_is_polite_and_not_each_token(begin: Any, page: Any) -> None:
-    live = begin(f"run = lab.live({LONG.replace('900', '80')})\nrun")
+    live = begin(f"run = lab.live({LONG.replace('4000', '80')})\nrun")
     said = live.strip.locator("[aria-live]")
     assert said.get_attribute("aria-live") == "polite"
     said.evaluate(
