@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from nnsight_lab.engine.estimate import Estimate
-    from nnsight_lab.engine.local import LocalEngine
+    from nnsight_lab.engine.local import Engine
     from nnsight_lab.engine.status import StartProgress, StopReport
     from nnsight_lab.engine.stream import Stream
     from nnsight_lab.engine.tracer import EditTracer, LabTracer
@@ -55,6 +55,7 @@ __all__ = [
     "aestimate",
     "agenerate",
     "alogit_lens",
+    "attach",
     "attention",
     "browse",
     "edit",
@@ -98,7 +99,7 @@ def start(
     restart: bool = False,
     progress: Callable[[StartProgress], None] | bool | None = None,
     **options: Any,
-) -> LocalEngine:
+) -> Engine:
     """Start an engine, or return the live one of that name with the same configuration.
 
     Args:
@@ -125,10 +126,10 @@ def start(
     # Local: this module stays light; the import is watched, since it takes most of a first start.
     from nnsight_lab.engine.importing import later, load
 
-    def begin(watch: Callable[[StartProgress], None] | None) -> LocalEngine:
+    def begin(watch: Callable[[StartProgress], None] | None) -> Engine:
         __tracebackhide__ = True
         watch = later(watch, load(watch))
-        found: LocalEngine = _manager().start(
+        found: Engine = _manager().start(
             model, name=name, mode=mode, restart=restart, progress=watch, **options
         )
         return found
@@ -140,8 +141,8 @@ def _watched(
     head: str,
     model: str,
     progress: Callable[[StartProgress], None] | bool | None,
-    begin: Callable[[Callable[[StartProgress], None] | None], LocalEngine],
-) -> LocalEngine:
+    begin: Callable[[Callable[[StartProgress], None] | None], Engine],
+) -> Engine:
     """What ``begin`` starts, with its phases shown to whoever watches."""
     __tracebackhide__ = True
     if progress is not None and not isinstance(progress, bool):
@@ -156,33 +157,49 @@ def _watched(
     return line.around(lambda: begin(line.progress))  # type: ignore[return-value]
 
 
-def get_engine(name: str | None = None) -> LocalEngine:
+def attach(url: str, *, name: str = "main", token: str | None = None) -> Engine:
+    """Use an engine that `nnsight-lab serve` runs: the same cells, against it.
+
+    Args:
+        url: ``http://host:port``, a JupyterHub service's address, or ``unix:/path/of/socket``.
+        name: What it is called here.
+        token: Who you are; ``$NNSIGHT_LAB_TOKEN`` or this server's JupyterHub token where it is None.
+
+    Raises:
+        ServerError: The server is not there, or does not let this kernel in.
+    """
+    __tracebackhide__ = True
+    found: Engine = _manager().attach(url, name=name, token=token)
+    return found
+
+
+def get_engine(name: str | None = None) -> Engine:
     """The engine of that name, or the current one: the last started."""
     if not engines():  # said without importing torch
         raise errors.EngineNotStarted(
             "No engine is running: %engine start demo (or a Hugging Face id or path)."
         )
-    found: LocalEngine = _manager().engine(name)
+    found: Engine = _manager().engine(name)
     return found
 
 
-def engines() -> dict[str, LocalEngine]:
+def engines() -> dict[str, Engine]:
     """Every engine of this process, by name; empty (and cheap) when none was started."""
     if "nnsight_lab.engine.manager" not in sys.modules:
         return {}
-    found: dict[str, LocalEngine] = _manager().engines()
+    found: dict[str, Engine] = _manager().engines()
     return found
 
 
 def restart(
     name: str | None = None, progress: Callable[[StartProgress], None] | bool | None = None
-) -> LocalEngine:
+) -> Engine:
     """Start an engine again, dead or alive, with its configuration and its edits.
 
     ``progress`` is as for `start`.
     """
     __tracebackhide__ = True
-    known: LocalEngine = _manager().engine(name)
+    known: Engine = _manager().engine(name)
     return _watched(f"engine {known.name}", "", progress, lambda watch: _manager().restart(known.name, watch))
 
 
@@ -193,13 +210,13 @@ def stop(name: str | None = None) -> StopReport:
 
 
 def trace(*prompts: Any, engine: str | None = None, **options: Any) -> LabTracer:
-    """``with lab.trace("…", max_tokens=8) as tracer:`` on the current engine; see `LocalEngine.trace`."""
+    """``with lab.trace("…", max_tokens=8) as tracer:`` on the current engine; see `Engine.trace`."""
     __tracebackhide__ = True
     return _manager().engine(engine).trace(*prompts, **options)  # type: ignore[no-any-return]
 
 
 def edit(name: str | None = None, *, engine: str | None = None, **options: Any) -> EditTracer:
-    """``with lab.edit("probe") as (tracer, edit):`` on the current engine; see `LocalEngine.edit`."""
+    """``with lab.edit("probe") as (tracer, edit):`` on the current engine; see `Engine.edit`."""
     __tracebackhide__ = True
     return _manager().engine(engine).edit(name, **options)  # type: ignore[no-any-return]
 
@@ -210,7 +227,7 @@ def edits(engine: str | None = None) -> Any:
 
 
 def generate(*prompts: Any, engine: str | None = None, **options: Any) -> list[Any]:
-    """Run prompts on the current engine; see `LocalEngine.generate`."""
+    """Run prompts on the current engine; see `Engine.generate`."""
     __tracebackhide__ = True
     outputs: list[Any] = _manager().engine(engine).generate(*prompts, **options)
     return outputs
@@ -224,7 +241,7 @@ async def agenerate(*prompts: Any, engine: str | None = None, **options: Any) ->
 
 
 def estimate(*prompts: Any, engine: str | None = None, **options: Any) -> Estimate:
-    """What saving would cost on the current engine, before it is run; see `LocalEngine.estimate`."""
+    """What saving would cost on the current engine, before it is run; see `Engine.estimate`."""
     __tracebackhide__ = True
     found: Estimate = _manager().engine(engine).estimate(*prompts, **options)
     return found
@@ -240,13 +257,13 @@ async def aestimate(*prompts: Any, engine: str | None = None, **options: Any) ->
 def stream(
     *prompts: Any, engine: str | None = None, edits: Sequence[str] | None = None, **sampling: Any
 ) -> Stream:
-    """Outputs as they grow, on the current engine; see `LocalEngine.stream`."""
+    """Outputs as they grow, on the current engine; see `Engine.stream`."""
     found: Stream = _manager().engine(engine).stream(*prompts, edits=edits, **sampling)
     return found
 
 
 def live(*prompts: Any, engine: str | None = None, **options: Any) -> LiveRun:
-    """Run one prompt on the current engine and watch its tokens come; see `LocalEngine.live`.
+    """Run one prompt on the current engine and watch its tokens come; see `Engine.live`.
 
     ``run = lab.live("…", max_tokens=200)``: the cell goes on; ``await run`` gives the output.
     """
@@ -307,7 +324,7 @@ def logit_lens(*prompts: Any, engine: str | None = None, **options: Any) -> Any:
     """What each layer would say next, on the current engine: ``lab.logit_lens("…", target=" Paris")``.
 
     A `LogitLens` (a list of them for several prompts): top tokens, entropy in nats, and the ranks of the
-    model's own next token and of a target, ``[layer, position]``. See `LocalEngine.logit_lens`.
+    model's own next token and of a target, ``[layer, position]``. See `Engine.logit_lens`.
     """
     __tracebackhide__ = True
     with _progress("Logit lens", options) as shown:
@@ -325,7 +342,7 @@ def attention(*prompts: Any, engine: str | None = None, **options: Any) -> Any:
     """Attention patterns, on the current engine: ``lab.attention("…", layers=[3])``.
 
     An `Attention` with ``patterns`` ``[layer, head, query, key]`` (a list of them for several
-    prompts). See `LocalEngine.attention`.
+    prompts). See `Engine.attention`.
     """
     __tracebackhide__ = True
     with _progress("Attention", options) as shown:

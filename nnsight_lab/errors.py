@@ -15,6 +15,8 @@ LabError
       EngineStartFailed           the start ended early; carries the root cause and the log's path
       EngineMismatch              a live engine has another configuration
       EngineDied                  a process of the engine ended; carries the root cause
+      ServerError                 a shared engine's server refused, or cannot be reached
+    ServeRefused                  `nnsight-lab serve` cannot run like that
     ModelNotFound                 neither a local model nor a known id, or no weights in it
     RequestRefused                a prompt or sampling setting that the engine does not take
     UnknownEdit                   no edit of that name; names the nearest
@@ -121,6 +123,24 @@ class EngineDied(EngineError):
     def __init__(self, message: str, *, cause: str = "") -> None:
         super().__init__(message)
         self.cause = cause
+
+
+class ServerError(EngineError):
+    """A shared engine's server refused what was asked, or cannot be reached.
+
+    Attributes:
+        status: HTTP's number; 0 where nothing was answered.
+        retry_after_s: When to ask again, where the server said so.
+    """
+
+    def __init__(self, message: str, *, status: int = 0, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.retry_after_s = retry_after_s
+
+
+class ServeRefused(PlainError):
+    """`nnsight-lab serve` cannot run like that."""
 
 
 class ModelNotFound(PlainError):

@@ -17,7 +17,7 @@ from nnsight_lab import pins
 from nnsight_lab.bench import rounds
 from nnsight_lab.bench.stock import nnsight_alone, plain_vllm
 from nnsight_lab.engine import models
-from nnsight_lab.engine.local import LocalEngine
+from nnsight_lab.engine.local import Engine
 
 _TOKENS = 16
 _WORDS = ("river", "stone", "market", "window", "letter", "garden", "engine", "silver", "bridge", "winter")
@@ -117,7 +117,7 @@ def _sampling() -> dict[str, Any]:
     return {"max_tokens": _TOKENS, "temperature": 0.0, "ignore_eos": True}
 
 
-def _trace_all(engine: LocalEngine, texts: list[str]) -> None:
+def _trace_all(engine: Engine, texts: list[str]) -> None:
     model = engine.model
     with engine.trace(texts, edits=[], **_sampling()):
         last = model.model.layers[8].output[0][-1].save()
@@ -132,7 +132,7 @@ def _nnsight_traces(model: Any, texts: list[str]) -> None:
                 last = model.model.layers[8].output[0][-1].clone().save()  # noqa: F841
 
 
-def _first_token(engine: LocalEngine, text: str) -> dict[str, Callable[[], object]]:
+def _first_token(engine: Engine, text: str) -> dict[str, Callable[[], object]]:
     """A cell with a trace, and a cell with a plain generate, of one token, in a real IPython shell."""
     from IPython.core.interactiveshell import InteractiveShell
 

@@ -19,7 +19,7 @@ from nnsight_lab import pins
 from nnsight_lab.bench import rounds
 from nnsight_lab.bench.stock import nnsight_alone
 from nnsight_lab.engine import models
-from nnsight_lab.engine.local import LocalEngine
+from nnsight_lab.engine.local import Engine
 
 
 def measure(
@@ -108,7 +108,7 @@ class _Timer:
         self.seconds: list[float] = []
         self.running = 0.0
 
-    def of(self, engine: LocalEngine, work: Callable[[], object]) -> None:
+    def of(self, engine: Engine, work: Callable[[], object]) -> None:
         """Run ``work`` and note how long our driver spent collecting."""
         before = engine._driver.home_s
         work()
@@ -130,19 +130,19 @@ def _difference(seen: rounds.Rounds, work: str, to: str) -> float:
     return statistics.median(mine - theirs for mine, theirs in pairs)
 
 
-def _run(engine: LocalEngine, texts: list[Any], edits: list[str]) -> None:
+def _run(engine: Engine, texts: list[Any], edits: list[str]) -> None:
     # The outputs, and their memory, go with the last reference; a collection of the whole heap here
     # takes longer than the call and would flatter every ratio.
     engine.generate(texts, edits=edits, max_tokens=1, temperature=0.0)
     engine.saves.clear()  # else they go to files, by another thread, while the next call is measured
 
 
-def _one_by_one(engine: LocalEngine, texts: list[Any]) -> None:
+def _one_by_one(engine: Engine, texts: list[Any]) -> None:
     for text in texts:
         _run(engine, [text], ["all"])
 
 
-def _install(engine: LocalEngine, sample: list[Any]) -> int:
+def _install(engine: Engine, sample: list[Any]) -> int:
     """Install the three edits; returns the bytes one prompt saves."""
     layers = engine.model.model.layers
     with engine.edit("all") as (_, all_streams):

@@ -23,7 +23,7 @@ import psutil
 import nnsight_lab as lab
 from nnsight_lab import pins
 from nnsight_lab.engine import models, processes
-from nnsight_lab.engine.local import LocalEngine
+from nnsight_lab.engine.local import Engine
 from nnsight_lab.saves.slab_files import PREFIX
 from nnsight_lab.wire.keys import TRIM
 
@@ -117,7 +117,7 @@ def growth(samples: Sequence[Sample]) -> dict[str, dict[str, float]]:
     }
 
 
-def _install(engine: LocalEngine) -> int:
+def _install(engine: Engine) -> int:
     """Install the edit; returns the bytes one request saves."""
     layers = engine.model.model.layers
     with engine.edit("all"):
@@ -127,7 +127,7 @@ def _install(engine: LocalEngine) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in output.saves["streams"])
 
 
-def _run(engine: LocalEngine, requests: int, edits: list[str], say: Callable[[str], None]) -> list[Sample]:
+def _run(engine: Engine, requests: int, edits: list[str], say: Callable[[str], None]) -> list[Sample]:
     say("running every number of tokens that a step can have")
     most = min(engine._at_once() * _TOKENS, engine._context() - 1)
     for tokens in range(_TOKENS, most + 1, _TOKENS):
@@ -153,7 +153,7 @@ def _prompts(start: int) -> list[list[int]]:
     return [[(7 * i + 13 * j + i // 97) % 200 for j in range(_TOKENS)] for i in range(start, start + _BATCH)]
 
 
-def _look(engine: LocalEngine, requests: int) -> Sample:
+def _look(engine: Engine, requests: int) -> Sample:
     gc.collect()
     engine._driver.home.flush()
     engine.rpc(TRIM)

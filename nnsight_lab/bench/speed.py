@@ -15,7 +15,7 @@ import nnsight_lab as lab
 from nnsight_lab.bench import rounds
 from nnsight_lab.bench.stock import plain_vllm
 from nnsight_lab.engine import models
-from nnsight_lab.engine.local import LocalEngine
+from nnsight_lab.engine.local import Engine
 from nnsight_lab.wire.keys import STEPS
 
 #: Many short prompts that go on, and fewer long ones that do not.
@@ -107,11 +107,11 @@ def measure(
     }
 
 
-def _steps(engine: LocalEngine) -> dict[str, int]:
+def _steps(engine: Engine) -> dict[str, int]:
     return dict(engine.rpc(STEPS)[0]["steps"])
 
 
-def _install(engine: LocalEngine) -> None:
+def _install(engine: Engine) -> None:
     import torch  # for a block
 
     layers = engine.model.model.layers
@@ -147,7 +147,7 @@ def _install(engine: LocalEngine) -> None:
         edit.switch_off()
 
 
-def _trace(engine: LocalEngine, prompts: list[list[int]]) -> None:
+def _trace(engine: Engine, prompts: list[list[int]]) -> None:
     layers = engine.model.model.layers
     middle = layers[len(layers) // 2]
     with engine.trace(prompts, edits=[], **_GOES_ON):

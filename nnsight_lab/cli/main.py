@@ -15,10 +15,10 @@ import sys
 from collections.abc import Sequence
 from importlib import metadata
 
-from nnsight_lab.cli import bench, demo, doctor, export, freeze, model
+from nnsight_lab.cli import bench, demo, doctor, export, freeze, model, serve
 from nnsight_lab.errors import LabError
 
-SUBCOMMANDS = (doctor, demo, model, export, freeze, bench)
+SUBCOMMANDS = (doctor, demo, model, serve, export, freeze, bench)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -44,7 +44,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit code.
     """
-    arguments = build_parser().parse_args(argv)
+    parser = build_parser()
+    arguments, more = parser.parse_known_args(argv)
+    if more and not getattr(arguments, "takes_more", False):
+        parser.error(f"unrecognized arguments: {' '.join(more)}")
+    arguments.more = more
     try:
         code: int = arguments.run(arguments)
         sys.stdout.flush()  # here, where a reader that left early can still be answered

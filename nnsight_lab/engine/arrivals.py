@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import itertools
 import re
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -40,12 +41,14 @@ class Origin:
 
     Attributes:
         tokenizer: For prompts that were given as token ids; None until the engine is up.
+        versions: Of what computes; this process's own where it is None.
     """
 
     def __init__(self, engine: str, config: EngineConfig) -> None:
         self.engine = engine
         self.config = config
         self.tokenizer: Any = None
+        self.versions: Mapping[str, str] | None = None
         self._lock = threading.Lock()
         self._own_tokenizer: Any = None
         self._fields: dict[str, Any] | None = None
@@ -53,19 +56,11 @@ class Origin:
     def fields(self) -> dict[str, Any]:
         """The label fields that follow from the engine."""
         if self._fields is None:
-            import nnsight
-            import vllm  # a request of it is home, so both are loaded
-
             self._fields = {
                 "engine": self.engine,
                 "model": self.config.model,
                 "model_revision": revision_of(self.config.model, dict(self.config.options)),
-                "versions": {
-                    "nnsight_lab": metadata.version("nnsight-lab"),
-                    "nnsight": str(nnsight.__version__),
-                    "vllm": str(vllm.__version__),
-                    "torch": str(torch.__version__),
-                },
+                "versions": self.versions or _versions(),
             }
         return self._fields
 
@@ -81,6 +76,18 @@ class Origin:
                 return str(self._own_tokenizer.decode(list(ids)))
             except Exception:  # a label's field is not worth a request
                 return ""
+
+
+def _versions() -> dict[str, str]:
+    import nnsight
+    import vllm  # a request of it is home, so both are loaded
+
+    return {
+        "nnsight_lab": metadata.version("nnsight-lab"),
+        "nnsight": str(nnsight.__version__),
+        "vllm": str(vllm.__version__),
+        "torch": str(torch.__version__),
+    }
 
 
 class Ran(NamedTuple):
@@ -188,13 +195,13 @@ def _arrival(request: LabRequest, origin: Origin, created: float) -> Arrival | N
 
 def plain_sampling(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The given sampling settings that differ from vLLM's defaults, as plain values."""
-    from vllm import SamplingParams  # a request of it is home, so it is loaded
-
-    defaults = SamplingParams()
+    # Loaded where a request of it is home; a kernel whose engine is elsewhere may have none.
+    vllm = sys.modules.get("vllm")
+    defaults = None if vllm is None else vllm.SamplingParams()
     found: dict[str, Any] = {}
     for name, value in settings.items():
         name = "max_tokens" if name == "max_new_tokens" else name
-        if name == "extra_args" or value == getattr(defaults, name, None):
+        if name == "extra_args" or (defaults is not None and value == getattr(defaults, name, None)):
             continue
         found[name] = _plain(value)
     return found

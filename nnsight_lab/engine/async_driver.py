@@ -21,38 +21,20 @@ from nnsight_lab.engine.peeks import Peeks
 from nnsight_lab.wire.keys import COLLECT, FREE, PEEK
 
 
-class AsyncDriver(Driver):
-    """Drives ``AsyncLLM``."""
+class LoopDriver(Driver):
+    """Drives an ``AsyncLLM`` on the event loop it is given."""
 
-    def __init__(self) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__()
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._run, daemon=True, name="nnsight-lab-engine")
+        self._loop = loop
         self._llm: Any = None
         self._tasks: dict[int, asyncio.Task[None]] = {}
         #: Finished requests waiting for the one collect that takes all of this moment's.
         self._finished: list[tuple[LabRequest, asyncio.Future[None]]] = []
         self._peeking: set[asyncio.Task[None]] = set()
-        self._thread.start()
-
-    def _run(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        try:
-            self._loop.run_forever()
-        finally:
-            self._loop.close()
 
     def _schedule(self, coroutine: Coroutine[Any, Any, Any]) -> Future[Any]:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
-
-    def start(self, model: str, options: dict[str, Any]) -> Future[None]:
-        async def build() -> None:
-            from nnsight_lab.engine.model import LabVLLM  # nnsight and vLLM: seconds to import
-
-            self.model = LabVLLM(model, dispatch=True, mode="async", given_up=self.given_up, **options)
-            self._llm = self.model.vllm_entrypoint
-
-        return self._schedule(build())
 
     def submit(self, call: Call) -> None:
         self._loop.call_soon_threadsafe(self._begin, call)
@@ -99,13 +81,13 @@ class AsyncDriver(Driver):
                 if output.finished:
                     self.finished(output)
             if request.has_blocks:
-                await self._collect(request)
+                await self.collect(request)
                 collected = True
         finally:
             if request.has_blocks and not collected:
                 # A cancelled or failed request leaves its blocks in the worker unless told.
                 with contextlib.suppress(Exception):
-                    await asyncio.shield(self._loop.create_task(self._free([request.id])))
+                    await asyncio.shield(self._loop.create_task(self.free([request.id])))
 
     async def _peek(self, peeks: Peeks, request: LabRequest) -> None:
         try:
@@ -113,7 +95,7 @@ class AsyncDriver(Driver):
         except Exception:  # the request itself says what became of the engine
             peeks.over()
 
-    async def _collect(self, request: LabRequest) -> None:
+    async def collect(self, request: LabRequest) -> None:
         """Join the collect of everything that finished in this turn of the loop: one RPC, not one each."""
         done: asyncio.Future[None] = self._loop.create_future()
         self._finished.append((request, done))
@@ -142,7 +124,7 @@ class AsyncDriver(Driver):
                 if not done.done():
                     done.set_result(None)
 
-    async def _free(self, ids: list[str]) -> None:
+    async def free(self, ids: list[str]) -> None:
         if not self.dead():
             await self._llm.collective_rpc(FREE, args=(ids,))
 
@@ -177,6 +159,31 @@ class AsyncDriver(Driver):
 
     def unfinished(self) -> int:
         return 0 if self._llm is None else int(self._llm.output_processor.get_num_unfinished_requests())
+
+
+class AsyncDriver(LoopDriver):
+    """Drives ``AsyncLLM`` on an event loop of its own thread."""
+
+    def __init__(self) -> None:
+        super().__init__(asyncio.new_event_loop())
+        self._thread = threading.Thread(target=self._run, daemon=True, name="nnsight-lab-engine")
+        self._thread.start()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_forever()
+        finally:
+            self._loop.close()
+
+    def start(self, model: str, options: dict[str, Any]) -> Future[None]:
+        async def build() -> None:
+            from nnsight_lab.engine.model import LabVLLM  # nnsight and vLLM: seconds to import
+
+            self.model = LabVLLM(model, dispatch=True, mode="async", given_up=self.given_up, **options)
+            self._llm = self.model.vllm_entrypoint
+
+        return self._schedule(build())
 
     def stop(self) -> None:
         def shut() -> None:

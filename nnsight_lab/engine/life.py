@@ -23,6 +23,7 @@ from nnsight_lab.engine.async_driver import AsyncDriver
 from nnsight_lab.engine.config import EngineConfig
 from nnsight_lab.engine.driver import Driver, Flight
 from nnsight_lab.engine.edits import Edits
+from nnsight_lab.engine.facts import facts
 from nnsight_lab.engine.log import EngineLog
 from nnsight_lab.engine.sampling import refusal
 from nnsight_lab.engine.starting import Start
@@ -31,6 +32,7 @@ from nnsight_lab.engine.sync_driver import SyncDriver
 from nnsight_lab.engine.waiting import Watch, await_, wait
 from nnsight_lab.errors import EngineDied, EngineNotStarted, LabError
 from nnsight_lab.saves.store import SavesStore
+from nnsight_lab.wire.serving import EngineFacts
 
 T = TypeVar("T")
 
@@ -64,14 +66,18 @@ class EngineLife:
     def _fresh(self) -> None:
         self.id = uuid.uuid4().hex[:12]
         self.log = EngineLog.new(self.name)
-        self._driver: Driver = AsyncDriver() if self.config.mode == "async" else SyncDriver()
+        self._driver: Driver = self._new_driver()
         self._ready_at = 0.0
         self._cause = ""
         self._used = False
+        self._facts: EngineFacts | None = None
         #: How far the start is; the last word of it once it is over.
         self.progress = StartProgress("", 0.0)
         self._touched = time.monotonic()
         self._origin = Origin(self.name, self.config)
+
+    def _new_driver(self) -> Driver:
+        return AsyncDriver() if self.config.mode == "async" else SyncDriver()
 
     def start(self, progress: Callable[[StartProgress], None] | None = None) -> Self:
         """Bring the engine up and install its edits.
@@ -204,11 +210,11 @@ class EngineLife:
         """Its requests as its front end knows them; nothing is asked of a worker."""
         if self._state != "ready":
             return Flight()
-        return self._driver.flight(int(self._vllm_config().cache_config.block_size))
+        return self._driver.flight(self.facts().block_size)
 
     def kv_blocks(self) -> int:
         """How many blocks its KV cache has; 0 where that is not known."""
-        return 0 if self._state != "ready" else int(self._vllm_config().cache_config.num_gpu_blocks or 0)
+        return 0 if self._state != "ready" else self.facts().kv_blocks
 
     def up_s(self) -> float:
         """Seconds since it was ready; 0 where it is not."""
@@ -226,9 +232,8 @@ class EngineLife:
         state, cause = self.state()
         device = dtype = ""
         if getattr(self._driver, "model", None) is not None and self._state == "ready":
-            config = self._vllm_config()
-            device = str(config.device_config.device_type)
-            dtype = str(config.model_config.dtype).removeprefix("torch.")
+            known = self.facts()
+            device, dtype = known.device, known.dtype
         return EngineStatus(
             name=self.name,
             state=state,
@@ -247,9 +252,12 @@ class EngineLife:
             cause=cause,
         )
 
-    def _vllm_config(self) -> Any:
-        entry = self.model.vllm_entrypoint
-        return getattr(entry, "llm_engine", entry).vllm_config
+    def facts(self) -> EngineFacts:
+        """What there is to know of it without asking it."""
+        if self._facts is None:
+            entry = self.model.vllm_entrypoint
+            self._facts = facts(getattr(entry, "llm_engine", entry).vllm_config)
+        return self._facts
 
     def __reduce__(self) -> Any:
         # In a block, `engine.model` is the worker's own; nothing else of an engine travels.

@@ -15,7 +15,7 @@ from nnsight_lab.engine.estimating import EngineEstimates
 from nnsight_lab.engine.feed import one_request
 from nnsight_lab.engine.looking import Looking
 from nnsight_lab.engine.peeks import Peeks
-from nnsight_lab.engine.sampling import prompt_list, sampling_params
+from nnsight_lab.engine.sampling import prompt_list
 from nnsight_lab.engine.stream import Stream
 from nnsight_lab.engine.tracer import EditTracer, LabTracer, Watcher
 from nnsight_lab.errors import RequestRefused
@@ -28,8 +28,8 @@ _VIEWS = "nnsight_lab.runs"
 _OWN_SETTINGS = ("lora_request", "save_budget")
 
 
-class LocalEngine(Looking, EngineEstimates):
-    """One vLLM engine of this process.
+class Engine(Looking, EngineEstimates):
+    """A vLLM engine, wherever it runs.
 
     Made by `nnsight_lab.start`; use it as ``with engine.trace(prompt):``, ``with
     engine.edit("probe") as (tracer, edit):`` and ``engine.generate(prompts)``.
@@ -76,7 +76,7 @@ class LocalEngine(Looking, EngineEstimates):
         self._require()
         listed, several = prompt_list(prompts)
         self.edits.chosen(edits)
-        sampling_params({k: v for k, v in sampling.items() if k not in _OWN_SETTINGS})
+        self.sampling({k: v for k, v in sampling.items() if k not in _OWN_SETTINGS})
         view = None
         if live is not False and live is not None and not estimate:
             if several or sampling.get("n", 1) != 1:
@@ -260,3 +260,7 @@ class LocalEngine(Looking, EngineEstimates):
     def request_count(self) -> int:
         """How many requests with blocks the workers still track; 0 when nothing runs."""
         return max(self.rpc(COUNT), default=0)
+
+
+class LocalEngine(Engine):
+    """One vLLM engine of this process."""

@@ -12,7 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 from nnsight_lab.engine.config import EngineConfig
-from nnsight_lab.engine.local import LocalEngine
+from nnsight_lab.engine.local import Engine, LocalEngine
+from nnsight_lab.engine.remote import RemoteEngine
 from nnsight_lab.engine.status import StartProgress, StopReport
 from nnsight_lab.errors import EngineMismatch, EngineNotStarted, nearest
 
@@ -27,7 +28,7 @@ class EngineManager:
     """
 
     def __init__(self) -> None:
-        self._engines: dict[str, LocalEngine] = {}
+        self._engines: dict[str, Engine] = {}
         self._lock = threading.RLock()
         self.current: str | None = None
         atexit.register(self.stop_all)
@@ -41,7 +42,7 @@ class EngineManager:
         restart: bool = False,
         progress: Callable[[StartProgress], None] | None = None,
         **options: Any,
-    ) -> LocalEngine:
+    ) -> Engine:
         """The engine ``name`` with this configuration, started if it is not alive.
 
         Raises:
@@ -81,7 +82,35 @@ class EngineManager:
             self.current = name
             return engine
 
-    def engine(self, name: str | None = None) -> LocalEngine:
+    def attach(self, url: str, *, name: str = DEFAULT_NAME, token: str | None = None) -> Engine:
+        """An engine that a server runs.
+
+        Raises:
+            ServerError: The server is not there, or does not let this kernel in.
+            EngineMismatch: Another engine of that name is alive.
+        """
+        __tracebackhide__ = True
+        with self._lock:
+            known = self._engines.get(name)
+            if known is not None and known.alive:
+                if isinstance(known, RemoteEngine) and known.url == url:
+                    known.already_running = True
+                    self.current = name
+                    return known
+                raise EngineMismatch(
+                    f"Engine {name!r} is running already ({known.config.model}): stop it, or attach under "
+                    "another name=…."
+                )
+            engine = RemoteEngine(name, url, token)
+            if known is not None:
+                engine.edits.adopt(known.edits)
+                engine.saves = known.saves
+            engine.start()
+            self._engines[name] = engine
+            self.current = name
+            return engine
+
+    def engine(self, name: str | None = None) -> Engine:
         """The engine of that name, or the current one.
 
         Raises:
@@ -96,13 +125,13 @@ class EngineManager:
             raise EngineNotStarted(f"No engine is called {name!r}.{nearest(name, self._engines)}")
         return self._engines[wanted]
 
-    def engines(self) -> dict[str, LocalEngine]:
+    def engines(self) -> dict[str, Engine]:
         """All of them, by name."""
         return dict(self._engines)
 
     def restart(
         self, name: str | None = None, progress: Callable[[StartProgress], None] | None = None
-    ) -> LocalEngine:
+    ) -> Engine:
         """Start the engine again with the configuration and the edits it had."""
         __tracebackhide__ = True
         engine = self.engine(name)

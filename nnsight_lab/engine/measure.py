@@ -129,16 +129,16 @@ class EngineMeasure(EngineService):
     def _room(self) -> Room:
         """What is left for saves, over the stages of a pipeline: each brings its own layers' home."""
         room = self._driver.home.room()
-        stages = int(self._vllm_config().parallel_config.pipeline_parallel_size)
+        stages = self.facts().pipeline_parallel
         return room if stages == 1 else Room(room.memory_bytes * stages, room.spill_bytes * stages)
 
     def _context(self) -> int:
-        return int(self._vllm_config().model_config.max_model_len)
+        return self.facts().context
 
     def _layer_count(self) -> int:
-        return int(self._vllm_config().model_config.hf_text_config.num_hidden_layers)
+        return self.facts().layers
 
     def _stream_bytes(self) -> int:
         """Bytes of one layer's residual stream ``[token, hidden]`` for one token."""
-        config = self._vllm_config().model_config
-        return int(config.get_hidden_size()) * int(config.dtype.itemsize)
+        known = self.facts()
+        return known.hidden * known.itemsize

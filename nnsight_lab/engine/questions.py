@@ -66,12 +66,11 @@ class Question(Generic[T]):
     """
 
     def __init__(self, engine: EngineService, prompts: Sequence[Any], layers: Any) -> None:
-        config = engine._vllm_config()
-        if config.parallel_config.pipeline_parallel_size > 1:
+        self.facts = engine.facts()
+        if self.facts.pipeline_parallel > 1:
             raise LensRefused("A lens needs all layers in one place, and this engine has pipeline stages.")
         self.engine = engine
-        self.config = config.model_config
-        self.count = int(self.config.hf_text_config.num_hidden_layers)
+        self.count = self.facts.layers
         self.anatomy = anatomy(engine.model._module, self.count)
         self.layers = chosen(layers, self.count, "layer", f"the model has {_many(self.count, 'layer')}")
         listed, self.several = prompt_list(prompts)
@@ -157,8 +156,8 @@ class LensQuestion(Question[LogitLens]):
         target: Any,
     ) -> None:
         super().__init__(engine, prompts, layers)
-        self.vocabulary = int(self.config.get_vocab_size())
-        self.hidden = int(self.config.get_hidden_size())
+        self.vocabulary = self.facts.vocabulary
+        self.hidden = self.facts.hidden
         if isinstance(top_k, bool) or not isinstance(top_k, int) or not 1 <= top_k <= self.vocabulary:
             raise RequestRefused(f"top_k={top_k!r} is not between 1 and the vocabulary's {self.vocabulary}.")
         self.top_k = top_k
@@ -189,7 +188,7 @@ class LensQuestion(Question[LogitLens]):
             "key": (key := uuid.uuid4().hex),
             "check": check,
         }
-        held = (len(self.layers) + 1) * (len(positions) + 1) * self.hidden * self.config.dtype.itemsize
+        held = (len(self.layers) + 1) * (len(positions) + 1) * self.hidden * self.facts.itemsize
         return Asked(Block.of_source(_LENS_BLOCK, model=self.engine.model, asked=asked), held, key)
 
     @property
@@ -370,7 +369,7 @@ class AttentionQuestion(Question[Attention]):
         max_bytes: int | str,
     ) -> None:
         super().__init__(engine, prompts, layers)
-        if engine._vllm_config().parallel_config.tensor_parallel_size > 1:
+        if self.facts.tensor_parallel > 1:
             raise LensRefused(
                 "Attention patterns need all heads in one place, and this engine's are spread over "
                 "tensor-parallel ranks."
@@ -402,7 +401,7 @@ class AttentionQuestion(Question[Attention]):
             try:
                 form = attention_form(layers[number])
                 counts[form.heads] = number
-                kept += (form.heads + form.kv_heads) * form.head_size * self.config.dtype.itemsize
+                kept += (form.heads + form.kv_heads) * form.head_size * self.facts.itemsize
             except LensRefused as refused:
                 raise LensRefused(f"Layer {number} has no pattern that would be right: {refused}.") from None
         if len(counts) > 1:
@@ -434,7 +433,7 @@ class AttentionQuestion(Question[Attention]):
 
     def pieces(self, most_bytes: int, progress: Progress | None) -> Pieces:
         """A number is a product of two heads' widths, about, and what its softmax costs."""
-        size = int(self.config.get_head_size())
+        size = self.facts.head_size
         most = most_bytes // (4 if self.dtype == "float32" else 2)
         return Pieces(flops=2.0 * size + 200, most=most, total=self.units, progress=progress)
 

@@ -61,7 +61,7 @@ class EngineService(EngineLife):
         settings = dict(settings)
         lora_request = settings.pop("lora_request", None)
         budget = settings.pop("save_budget", None)
-        params = sampling_params(settings)
+        params = self.sampling(settings)
         extra = dict(params.extra_args or {})
         if budget is not None:
             extra[BUDGET_KEY] = size_of(budget, name="save_budget")
@@ -88,9 +88,17 @@ class EngineService(EngineLife):
             block_roots=None if block is None else _roots(block),
         )
 
+    def sampling(self, settings: Mapping[str, Any]) -> Any:
+        """VLLM's ``SamplingParams``, or what stands for it here.
+
+        Raises:
+            RequestRefused: For a setting that there is not, or a value it cannot have.
+        """
+        return sampling_params(settings)
+
     def version_of(self, name: str, block: Block) -> EditVersion:
         """A version of an edit, pickled, not installed yet."""
-        if self._vllm_config().cache_config.enable_prefix_caching and name != TRACE_BLOCK:
+        if self.facts().prefix_caching and name != TRACE_BLOCK:
             warnings.warn(
                 f"Prefix caching is on: what edit {name!r} writes into the KV cache is served to later "
                 "requests without it. Start the engine without enable_prefix_caching=True to edit safely.",
@@ -155,7 +163,7 @@ class EngineService(EngineLife):
 
     def _at_once(self) -> int:
         """How many sequences the engine runs together."""
-        return int(self._vllm_config().scheduler_config.max_num_seqs)
+        return self.facts().at_once
 
     def abort_all(self) -> int:
         """Abort every call of this kernel; whoever waits for one gets `Interrupted`. Not waited for.

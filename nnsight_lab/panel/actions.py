@@ -26,7 +26,7 @@ from nnsight_lab.panel.surroundings import Surroundings
 from nnsight_lab.wire import panel as wire
 
 if TYPE_CHECKING:
-    from nnsight_lab.engine.local import LocalEngine
+    from nnsight_lab.engine.local import Engine
 
 _KEPT = 8
 _LOG_LINES = 400
@@ -210,7 +210,7 @@ class Actions:
             self._latest.append(action)
 
 
-def _engine(content: Mapping[str, Any]) -> LocalEngine:
+def _engine(content: Mapping[str, Any]) -> Engine:
     """The engine that is named; else the current one, or the one whose first start is under way."""
     name = str(content["engine"]) if content.get("engine") else None
     if name is None and snapshot.current_name() is None:

@@ -24,7 +24,7 @@ from nnsight_lab.wire import panel as wire
 
 if TYPE_CHECKING:
     from nnsight_lab.engine.edits import Edit
-    from nnsight_lab.engine.local import LocalEngine
+    from nnsight_lab.engine.local import Engine
     from nnsight_lab.saves.label import SaveLabel
 
 #: Of how many requests the saves are told, and how many of each.
@@ -92,7 +92,7 @@ class Snapshots:
             self._models, self._models_read = known_models(), time.monotonic()
         return self._models
 
-    def _engine(self, engine: LocalEngine, held: Held, current: bool) -> wire.PanelEngine:
+    def _engine(self, engine: Engine, held: Held, current: bool) -> wire.PanelEngine:
         state, cause = engine.state()
         flight = engine.flight()
         blocks = engine.kv_blocks()
@@ -151,7 +151,7 @@ class Snapshots:
             return rate
 
 
-def _saves(engine: LocalEngine, current: bool) -> Iterator[wire.PanelSave]:
+def _saves(engine: Engine, current: bool) -> Iterator[wire.PanelSave]:
     store = engine.saves
     how = "lab.saves()" if current else f"lab.saves({engine.name!r})"
     for request_id in store.ids()[:REQUESTS]:

@@ -35,6 +35,11 @@ class LabRPC:
         found: bytes = self.model_runner.lab_peek(asked)
         return found
 
+    def lab_describe(self) -> bytes:
+        """The model's modules, for a kernel that has not built it."""
+        described: bytes = self.model_runner.lab_describe()
+        return described
+
     def lab_free(self, ids: list[str]) -> None:
         """Forget aborted requests."""
         self.model_runner.lab_free(ids)

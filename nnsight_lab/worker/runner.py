@@ -21,6 +21,7 @@ from nnsight_lab.wire.keys import SAVES_CONFIG
 from nnsight_lab.worker import looking, peeking, stopping
 from nnsight_lab.worker.batching import LabBatcher, LabInterleaver
 from nnsight_lab.worker.courier import Courier
+from nnsight_lab.worker.describing import modules_seen
 from nnsight_lab.worker.graphs import TwoGraphs
 from nnsight_lab.worker.heap import Heap
 from nnsight_lab.worker.requests import LabRequests
@@ -185,6 +186,10 @@ class LabRunner(NNsightGPUModelRunner):
             return encode(peeking.peek(self.nnsight_requests, **decode(asked)))
         except Exception as error:  # a look at a request must not end the engine
             return encode({"refused": f"{type(error).__name__}: {error}"})
+
+    def lab_describe(self) -> bytes:
+        """The model's modules, as the codec's bytes."""
+        return encode(modules_seen(self.nnsight_model._module))
 
     def lab_free(self, ids: list[str]) -> None:
         """Forget requests that were aborted: what their blocks saved goes nowhere."""

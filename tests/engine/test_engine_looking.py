@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from types import SimpleNamespace
+from dataclasses import replace
 
 import pytest
 import torch
@@ -260,15 +260,13 @@ def test_two_ways_to_one_value_may_round_differently_and_no_more():
 @pytest.mark.parametrize(
     ("parallel", "look", "why"),
     [
-        ({"pipeline_parallel_size": 2}, "logit_lens", "this engine has pipeline stages"),
-        ({"tensor_parallel_size": 2}, "attention", "spread over tensor-parallel ranks"),
+        ({"pipeline_parallel": 2}, "logit_lens", "this engine has pipeline stages"),
+        ({"tensor_parallel": 2}, "attention", "spread over tensor-parallel ranks"),
     ],
 )
 def test_engines_whose_model_is_in_pieces_are_refused(engine, monkeypatch, parallel, look, why):
-    found = engine._vllm_config()
-    sizes = {"pipeline_parallel_size": 1, "tensor_parallel_size": 1, **parallel}
-    config = SimpleNamespace(model_config=found.model_config, parallel_config=SimpleNamespace(**sizes))
-    monkeypatch.setattr(engine, "_vllm_config", lambda: config)
+    found = replace(engine.facts(), **parallel)
+    monkeypatch.setattr(engine, "facts", lambda: found)
     with pytest.raises(LensRefused, match=why):
         getattr(engine, look)(TOWER)
 

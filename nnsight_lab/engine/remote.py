@@ -1,0 +1,173 @@
+"""An engine that runs elsewhere: the same cells, over HTTP, against a kept engine or a shared server."""
+
+from __future__ import annotations
+
+import os
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from typing_extensions import Self
+
+from nnsight_lab.engine.call import Call, LabRequest
+from nnsight_lab.engine.config import EngineConfig, Mode, loop_is_running
+from nnsight_lab.engine.driver import Driver, Flight
+from nnsight_lab.engine.local import Engine
+from nnsight_lab.engine.remote_driver import RemoteDriver
+from nnsight_lab.engine.remote_tree import RemoteTree
+from nnsight_lab.engine.status import EngineStatus, StartProgress, StopReport
+from nnsight_lab.errors import EngineDied, RequestRefused, nearest
+from nnsight_lab.wire.serving import EngineFacts, Served
+
+_TOKEN_ENVS = ("NNSIGHT_LAB_TOKEN", "JUPYTERHUB_API_TOKEN")
+
+
+@dataclass
+class RemoteSampling:
+    """Sampling settings on their way: what stands here for vLLM's ``SamplingParams``."""
+
+    settings: dict[str, Any]
+    extra_args: dict[str, Any] | None = None
+    n: int = 1
+    max_tokens: int | None = 16
+    ignore_eos: bool = False
+    truncate_prompt_tokens: int | None = None
+    skip_reading_prefix_cache: bool = field(default=False)
+
+
+class RemoteEngine(Engine):
+    """An engine that a server runs; made by `nnsight_lab.attach`.
+
+    Attributes:
+        url: The server's.
+    """
+
+    def __init__(self, name: str, url: str, token: str | None = None) -> None:
+        self.url = url
+        self._token = token
+        mode: Mode = "async" if loop_is_running() else "sync"
+        super().__init__(name, EngineConfig(url, mode))
+
+    def _new_driver(self) -> Driver:
+        token = self._token
+        if token is None and not self.url.startswith("unix:"):
+            token = next((os.environ[name] for name in _TOKEN_ENVS if os.environ.get(name)), None)
+        self._remote = RemoteDriver(self.url, token or "")
+        return self._remote
+
+    def __repr__(self) -> str:
+        return f"<RemoteEngine {self.name!r}: {self.config.model}, {self.state()[0]}>"
+
+    # -- its life --------------------------------------------------------------------------------
+
+    def start(self, progress: Callable[[StartProgress], None] | None = None) -> Self:
+        """Attach: the server's engine runs already.
+
+        Raises:
+            ServerError: The server is not there, or does not let this kernel in.
+        """
+        __tracebackhide__ = True
+        if self._state != "stopped":
+            return self
+        if self._used:
+            self._fresh()
+        self._used = True
+        try:
+            served = self._remote.attach()
+            self._remote.model = RemoteTree(served)
+        except BaseException:
+            self._remote.close()
+            raise
+        self._remote.home.limits = {"memory_bytes": served.saved_bytes, "spill_bytes": 0}
+        self._origin.versions = served.versions
+        self.model.lab_engine = weakref.proxy(self)
+        self._state = "ready"
+        self._ready_at = self._touched = time.monotonic()
+        for method, args in self.edits.reinstall_steps():
+            self.rpc(method, *args)
+        return self
+
+    def stop(self) -> StopReport:
+        """Let go of the server's engine, which goes on for others; this kernel's edits leave it."""
+        with self._stop_lock:
+            began = time.monotonic()
+            if self._state != "stopped":
+                self._remote.stop()
+                self._remote.home.close()
+                self._remote.close()
+            self._state = "stopped"
+            return StopReport(self.name, (), (), 0, time.monotonic() - began)
+
+    @property
+    def served(self) -> Served:
+        """What the server said of itself."""
+        self._require()
+        assert self._remote.served is not None
+        return self._remote.served
+
+    def facts(self) -> EngineFacts:
+        """What there is to know of the engine without asking it."""
+        return self.served.facts
+
+    def died(self) -> EngineDied | None:
+        """The error to raise when the server is gone, or None."""
+        if self._state != "ready" or not self._remote.dead():
+            return None
+        cause = self._remote.cause
+        return EngineDied(f"Engine {self.name!r} is lost: {cause} `%engine attach {self.url}`.", cause=cause)
+
+    def state(self) -> tuple[str, str]:
+        """``ready``, ``busy``, ``dead`` or ``stopped``; and why, where it is dead."""
+        dead = self.died()
+        if dead is not None:
+            return "dead", dead.cause
+        if self._state != "ready":
+            return self._state, ""
+        return ("busy" if self._remote.unfinished() else "ready"), ""
+
+    def flight(self) -> Flight:
+        """This kernel's calls; others' are not told."""
+        return Flight(running=self._remote.unfinished(), tokens=self._remote.generated)
+
+    def status(self) -> EngineStatus:
+        """The engine as it stands."""
+        state, cause = self.state()
+        known = self._remote.served.facts if self._remote.served is not None else None
+        return EngineStatus(
+            name=self.name,
+            state=state,
+            model=f"{known.model} at {self.url}" if known is not None else self.url,
+            mode=self.mode,
+            device=known.device if known is not None else "",
+            dtype=known.dtype if known is not None else "",
+            up_s=self.up_s(),
+            running=self._remote.unfinished(),
+            edits=tuple(f"{e.name} ({'on' if e.on else 'off'})" for e in self.edits),
+            options=(("level", self._remote.served.level),) if self._remote.served is not None else (),
+            cause=cause,
+        )
+
+    # -- requests ----------------------------------------------------------------------------------
+
+    def sampling(self, settings: Mapping[str, Any]) -> Any:
+        """The settings as they travel; the server has the last word on their values."""
+        settings = dict(settings)
+        if "max_new_tokens" in settings:
+            settings.setdefault("max_tokens", settings.pop("max_new_tokens"))
+            settings.pop("max_new_tokens", None)
+        known = self.served.sampling
+        for name in settings:
+            if name not in known:
+                raise RequestRefused(f"{name!r} is not a sampling setting.{nearest(name, known)}")
+        extra = settings.pop("extra_args", None)
+        own = {name: settings[name] for name in ("n", "max_tokens", "ignore_eos") if name in settings}
+        return RemoteSampling(settings, extra, **own)
+
+    def may_exceed(self, requests: Sequence[LabRequest]) -> bool:
+        """False: the server looks at each request, and others' saves are not known here."""
+        return False
+
+    def break_off(self, call: Call) -> None:
+        """Nothing: the server ends a block that never ends."""

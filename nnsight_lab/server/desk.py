@@ -1,0 +1,286 @@
+"""What the server does for its users: edits, calls, saves of OpenAI requests, leases.
+
+All of it runs on the server's loop. A block is passed to the workers as it came and is never opened here;
+what comes back is the workers' own encoding, opened by a codec that cannot run code.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextvars import ContextVar
+from functools import partial
+from typing import Any
+
+from nnsight_lab.engine.call import Call, LabRequest
+from nnsight_lab.engine.sampling import refusal, sampling_params
+from nnsight_lab.errors import RequestRefused
+from nnsight_lab.server.driver import ServedDriver
+from nnsight_lab.server.identity import User
+from nnsight_lab.server.ledger import Ledger, ServedEdit
+from nnsight_lab.server.limits import Limits, Refused
+from nnsight_lab.server.seen import output_seen
+from nnsight_lab.wire.codec import encode, encode_parts, size_of
+from nnsight_lab.wire.keys import BUDGET_KEY, CLEAR, EDITS_KEY, REGISTER, TRACE_KEY
+from nnsight_lab.wire.serving import (
+    OPENAI_EDITS,
+    CallAsked,
+    CallOver,
+    EditAsked,
+    RequestAsked,
+    SavesSeen,
+)
+
+#: Who sends the request that this task answers; set by the guard.
+asker: ContextVar[User | None] = ContextVar("asker", default=None)
+
+_SWEEP_S = 1.0
+
+
+def asking() -> User:
+    """Who sends the request that this task answers.
+
+    Raises:
+        Refused: Nobody is known: a way in that the guard does not watch.
+    """
+    user = asker.get()
+    if user is None:
+        raise Refused(401, "The request has no owner.")
+    return user
+
+
+class Desk:
+    """One server's.
+
+    Args:
+        llm: vLLM's engine client.
+        limits: Each user's.
+        loras: Finds a served LoRA by name.
+    """
+
+    def __init__(self, llm: Any, limits: Limits, loras: Any = None) -> None:
+        self.ledger = Ledger(limits)
+        self.driver = ServedDriver(asyncio.get_running_loop(), llm)
+        self._loras = loras
+        self._sweeping = asyncio.create_task(self._sweep())
+
+    async def close(self) -> None:
+        """The server ends."""
+        self._sweeping.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._sweeping
+
+    # -- edits -----------------------------------------------------------------------------------
+
+    async def install(self, user: User, asked: EditAsked) -> None:
+        """Install an edit.
+
+        Raises:
+            Refused: The books, or the workers, do not take it.
+        """
+        edit = self.ledger.add_edit(user, asked)
+        try:
+            await self._rpc(REGISTER, edit.registration, asked.payload, asked.name)
+        except Exception as error:
+            self.ledger.clear_edit(user, asked.id)
+            raise Refused(400, f"The workers could not read the block ({_line(error)}).") from None
+
+    async def clear(self, user: User, edit_ids: Sequence[str]) -> None:
+        """Clear edits of this user; unknown ids are harmless."""
+        gone = [self.ledger.clear_edit(user, one) for one in edit_ids]
+        await self._forget([edit for edit in gone if edit is not None])
+
+    async def end_lease(self, owner: str, lease: str) -> None:
+        """End all that hangs on a lease."""
+        await self._forget(self.ledger.end_lease(owner, lease))
+
+    async def _forget(self, edits: Sequence[ServedEdit]) -> None:
+        if edits:
+            await self._rpc(CLEAR, [edit.registration for edit in edits])
+
+    async def _rpc(self, method: str, *args: Any) -> list[Any]:
+        return await asyncio.wrap_future(self.driver.rpc(method, *args))
+
+    # -- calls of kernels --------------------------------------------------------------------------
+
+    async def call(self, user: User, asked: CallAsked) -> AsyncIterator[list[Any]]:
+        """Run a call; yields the parts of one message after the other.
+
+        Raises:
+            Refused: Before the first one.
+        """
+        lease = self.ledger.lease(user, asked.lease)
+        edits = [self.ledger.named(user, one.edits) for one in asked.requests]
+        requests = [self._request(one, mine) for one, mine in zip(asked.requests, edits, strict=True)]
+        self.ledger.begin(user, len(requests))
+        flat = [edit for mine in edits for edit in mine]
+        self.ledger.hold(flat)
+        try:
+            call = Call(requests, live=asked.live)
+            lease.calls[asked.id] = partial(self.driver.abort, call)
+            async for message in self._messages(call):
+                yield message
+        finally:
+            lease.calls.pop(asked.id, None)
+            if not call.future.done():
+                self.driver.abort(call)
+            self.ledger.end(user, len(requests))
+            await asyncio.shield(self._forget(self.ledger.let_go(flat)))
+
+    def abort(self, user: User, lease: str, call_id: str) -> None:
+        """Abort a call; an unknown one is harmless."""
+        abort = self.ledger.lease(user, lease).calls.get(call_id)
+        if abort is not None:
+            abort()
+
+    def _request(self, asked: RequestAsked, edits: Sequence[ServedEdit]) -> LabRequest:
+        try:
+            params = sampling_params(asked.settings)
+        except RequestRefused as refused:
+            raise Refused(400, str(refused)) from None
+        self._bound(params, asked.save_budget, [e.registration for e in edits], asked.block)
+        return LabRequest(
+            asked.prompt,
+            params,
+            # Only whether there are any matters here: the books hold them.
+            edits=tuple(edits),  # type: ignore[arg-type]
+            traced=asked.block is not None,
+            wants_result=asked.wants_result,
+            lora_request=self._lora(asked.lora),
+        )
+
+    def _bound(self, params: Any, budget: int | None, edits: list[str], block: bytes | None) -> None:
+        """Put blocks and limits on a request, whatever it came with."""
+        limits = self.ledger.limits
+        extra: dict[str, Any] = {}
+        if edits or block is not None:
+            extra[BUDGET_KEY] = min(limits.saved_bytes, limits.saved_bytes if budget is None else budget)
+            extra[EDITS_KEY] = edits
+            if hasattr(params, "skip_reading_prefix_cache"):
+                params.skip_reading_prefix_cache = True
+        if block is not None:
+            extra[TRACE_KEY] = block
+        params.extra_args = extra or None
+        if limits.max_tokens is not None:
+            params.max_tokens = min(params.max_tokens or limits.max_tokens, limits.max_tokens)
+
+    def _lora(self, name: str) -> Any:
+        if not name:
+            return None
+        found = None if self._loras is None else self._loras(name)
+        if found is None:
+            raise Refused(404, f"No LoRA is served as {name!r}.")
+        return found
+
+    async def _messages(self, call: Call) -> AsyncIterator[list[Any]]:
+        # Of each request the latest only: one that reads slowly gets fewer, not older ones.
+        latest: dict[int, Any] = {}
+        stir = asyncio.Event()
+
+        def told(place: int, output: Any) -> None:
+            latest[place] = output
+            stir.set()
+
+        call.on_output = told
+        call.future.add_done_callback(lambda _: self.driver.wake(stir))
+        self.driver.submit(call)
+        while not call.future.done():
+            await stir.wait()
+            stir.clear()
+            while latest:
+                place, output = latest.popitem()
+                if not output.finished:
+                    yield [encode(output_seen(place, output))]
+        error = call.future.exception()
+        if error is not None:
+            yield [encode(_over(error))]
+            return
+        for place, request in enumerate(call.requests):
+            if request.output is not None:
+                yield [encode(output_seen(place, request.output))]
+            if request.has_blocks:
+                yield encode_parts(SavesSeen(place, request.saves))
+                request.saves, request.parcels = None, {}
+        aborted = call.aborted.is_set()
+        yield [encode(CallOver("Interrupted", "the requests were aborted") if aborted else CallOver())]
+
+    # -- requests of OpenAI clients ------------------------------------------------------------------
+
+    def openai_generate(self, generate: Any, prompt: Any, params: Any, request_id: str, settings: Any) -> Any:
+        """An OpenAI client's request, with the edits that apply to it.
+
+        A plain function: whose request it is stands in the caller's context, and not in that of the
+        generator it returns.
+
+        Raises:
+            Refused: It names edits that are not there, or its owner has too many requests.
+        """
+        user = asking()
+        extra: Mapping[str, Any] = params.extra_args or {}
+        edits = self.ledger.chosen(user, extra.get(OPENAI_EDITS))
+        params = params.clone()
+        self._bound(params, None, [edit.registration for edit in edits], None)
+        self.ledger.begin(user)
+        self.ledger.hold(edits)
+        return self._openai(user, edits, generate, prompt, params, request_id, settings)
+
+    async def _openai(
+        self,
+        user: User,
+        edits: Sequence[ServedEdit],
+        generate: Any,
+        prompt: Any,
+        params: Any,
+        request_id: str,
+        settings: Mapping[str, Any],
+    ) -> AsyncIterator[Any]:
+        stream = generate(prompt, params, request_id, **settings)
+        request = LabRequest(prompt, params, edits=tuple(edits), id=request_id)  # type: ignore[arg-type]
+        collected = not edits
+        try:
+            async for output in stream:
+                if output.finished and not collected:
+                    request.output = output
+                    await self.driver.collect(request)
+                    collected = True
+                    self._keep(user, request)
+                yield output
+        finally:
+            await stream.aclose()  # first: what is freed before the abort may be written again
+            if not collected:
+                with contextlib.suppress(Exception):
+                    await asyncio.shield(self.driver.free([request_id]))
+            self.ledger.end(user)
+            await asyncio.shield(self._forget(self.ledger.let_go(edits)))
+
+    def _keep(self, user: User, request: LabRequest) -> None:
+        saves = request.saves
+        if saves is not None and any(
+            block.values or block.error for one in saves.sequences for block in one.blocks
+        ):
+            self.ledger.keep(user, request.id, saves, size_of(saves))
+
+    # -- what ends -----------------------------------------------------------------------------------
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(_SWEEP_S)
+            self.ledger.sweep()
+            for lease in self.ledger.expired():
+                with contextlib.suppress(Exception):
+                    await self.end_lease(lease.owner, lease.id)
+
+
+def _over(error: BaseException) -> CallOver:
+    refused = error if isinstance(error, RequestRefused) else None
+    if refused is None and isinstance(error, Exception):
+        refused = refusal(error)
+    if refused is not None:
+        return CallOver("RequestRefused", str(refused))
+    return CallOver("EngineDied", _line(error))
+
+
+def _line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[-1] if lines else 'no message'}"

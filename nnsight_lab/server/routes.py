@@ -1,0 +1,250 @@
+"""The routes of a shared engine beside OpenAI's: a kernel's calls and edits, and saves by response id."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import torch
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse, StreamingResponse
+from safetensors.torch import save as safetensors_bytes
+
+from nnsight_lab.server.desk import Desk, asking
+from nnsight_lab.server.ledger import ServedEdit
+from nnsight_lab.server.limits import Refused, not_found
+from nnsight_lab.wire.codec import WireError, decode, encode
+from nnsight_lab.wire.messages import BlockSaves, RequestSaves
+from nnsight_lab.wire.serving import CONTENT_TYPE, PREFIX, CallAsked, EditAsked
+
+router = APIRouter(prefix=PREFIX)
+
+#: A chunk of an answer: large enough to cost little each, small enough to wait for a slow reader.
+_CHUNK_BYTES = 4 * 2**20
+
+
+def _desk(request: Request) -> Desk:
+    desk: Desk = request.app.state.nnsight_lab_desk
+    return desk
+
+
+async def _message(request: Request, kind: type[Any]) -> Any:
+    try:
+        found = decode(await request.body())
+    except WireError as error:
+        raise Refused(400, f"The request cannot be read: {error}.") from None
+    if type(found) is not kind:
+        raise Refused(400, f"The request holds a {type(found).__name__}, not a {kind.__name__}.")
+    return found
+
+
+@router.get("/served")
+async def served(request: Request) -> Response:
+    """The engine and its model, for a kernel that attaches."""
+    user = asking()
+    described = await request.app.state.nnsight_lab_describe(user)
+    return Response(encode(described), media_type=CONTENT_TYPE)
+
+
+@router.get("/health")
+async def health(request: Request) -> Response:
+    """Who the asker is, and how far users are kept apart."""
+    user = asking()
+    return JSONResponse({"user": user.name, "admin": user.admin, **request.app.state.nnsight_lab_health()})
+
+
+@router.put("/leases/{lease}")
+async def renew(lease: str, request: Request) -> Response:
+    """Begin a lease, or say that its kernel is still there."""
+    _desk(request).ledger.open_lease(asking(), lease)
+    return Response(status_code=204)
+
+
+@router.delete("/leases/{lease}")
+async def end(lease: str, request: Request) -> Response:
+    """End a lease: its edits are cleared, its calls aborted."""
+    await _desk(request).end_lease(asking().name, lease)
+    return Response(status_code=204)
+
+
+@router.post("/edits")
+async def install(request: Request) -> Response:
+    """Install an edit."""
+    await _desk(request).install(asking(), await _message(request, EditAsked))
+    return Response(status_code=204)
+
+
+@router.get("/edits")
+async def edits(request: Request) -> Response:
+    """The asker's edits and the published ones."""
+    user = asking()
+    mine = _desk(request).ledger.edits(user)
+    return JSONResponse([_told(edit, user.name) for edit in mine])
+
+
+@router.patch("/edits/{edit_id}")
+async def change(edit_id: str, request: Request) -> Response:
+    """Switch an edit on or off for the owner's OpenAI requests, or publish it."""
+    user, ledger = asking(), _desk(request).ledger
+    try:
+        asked = await request.json()
+    except ValueError:
+        asked = None
+    if type(asked) is not dict or not asked or any(type(value) is not bool for value in asked.values()):
+        raise Refused(400, 'An edit is changed by {"on": true} or {"published": true}.')
+    edit = ledger.edit(user, edit_id)
+    for name, value in asked.items():
+        if name == "on":
+            edit.on = value
+        elif name == "published":
+            ledger.publish(user, edit_id, value)
+        else:
+            raise Refused(400, f"An edit has no {name!r} to change; it has on and published.")
+    return JSONResponse(_told(edit, user.name))
+
+
+@router.delete("/edits/{edit_id}")
+async def clear(edit_id: str, request: Request) -> Response:
+    """Clear an edit; an unknown one is harmless."""
+    await _desk(request).clear(asking(), [edit_id])
+    return Response(status_code=204)
+
+
+@router.post("/calls")
+async def call(request: Request) -> Response:
+    """Run requests: outputs as they grow, saves when they are there."""
+    asked: CallAsked = await _message(request, CallAsked)
+    messages = _desk(request).call(asking(), asked)
+    first = await anext(messages)  # what is refused is refused before the answer begins
+
+    async def chunks() -> AsyncIterator[bytes]:
+        for chunk in _framed(first):
+            yield chunk
+        try:
+            async for parts in messages:
+                for chunk in _framed(parts):
+                    yield chunk
+        finally:
+            await messages.aclose()  # type: ignore[attr-defined]
+
+    return StreamingResponse(chunks(), media_type=CONTENT_TYPE)
+
+
+@router.delete("/leases/{lease}/calls/{call_id}")
+async def abort(lease: str, call_id: str, request: Request) -> Response:
+    """Abort a call; an unknown one is harmless."""
+    _desk(request).abort(asking(), lease, call_id)
+    return Response(status_code=204)
+
+
+@router.get("/saves/{request_id}")
+async def saves(
+    request_id: str, request: Request, name: str | None = None, rows: str | None = None
+) -> Response:
+    """What an OpenAI request's edits saved, by the response's id.
+
+    Args:
+        request_id: The ``id`` of the completion.
+        request: The HTTP request.
+        name: One value, as ``probe/hidden``; all of them where it is None.
+        rows: Of its first dimension, as ``0:4``.
+    """
+    user = asking()
+    ledger = _desk(request).ledger
+    found: RequestSaves | None = None
+    # A completion's engine id ends in the prompt's number.
+    for one in (request_id, f"{request_id}-0"):
+        try:
+            found = ledger.kept(user, one)
+        except Refused:
+            continue
+        break
+    if found is None:
+        raise not_found("request with saves")
+    tensors, metadata = _flat(found)
+    if name is not None:
+        if name not in tensors and name not in metadata:
+            raise not_found(f"save {name!r}")
+        tensors = {name: tensors[name]} if name in tensors else {}
+        metadata = {name: metadata[name]} if name in metadata else {}
+    if rows is not None:
+        tensors = {key: _rows(value, rows) for key, value in tensors.items()}
+    body = safetensors_bytes({key: value.contiguous() for key, value in tensors.items()}, metadata)
+    return Response(body, media_type="application/vnd.safetensors")
+
+
+@router.delete("/saves/{request_id}")
+async def drop(request_id: str, request: Request) -> Response:
+    """Forget what a request saved; an unknown one is harmless."""
+    for one in (request_id, f"{request_id}-0"):
+        _desk(request).ledger.drop_kept(asking(), one)
+    return Response(status_code=204)
+
+
+def _told(edit: ServedEdit, asker: str) -> dict[str, Any]:
+    return {
+        "id": edit.id,
+        "name": edit.name,
+        "owner": edit.owner,
+        "mine": edit.owner == asker,
+        "on": edit.on,
+        "published": edit.published,
+    }
+
+
+def _framed(parts: list[Any]) -> Iterator[bytes]:
+    """A frame in chunks; a tensor's memory goes into them without a copy of the whole."""
+    views = [memoryview(part).cast("B") for part in parts]
+    small = bytearray((sum(view.nbytes for view in views)).to_bytes(8, "little"))
+    for view in views:
+        if view.nbytes < _CHUNK_BYTES and len(small) + view.nbytes < _CHUNK_BYTES:
+            small += view
+            continue
+        if small:
+            yield bytes(small)
+            small = bytearray()
+        for at in range(0, view.nbytes, _CHUNK_BYTES):
+            yield bytes(view[at : at + _CHUNK_BYTES])
+    if small:
+        yield bytes(small)
+
+
+def _flat(saves: RequestSaves) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """Tensors by ``block/name`` (a list's by ``block/name/1``), the rest as text."""
+    tensors: dict[str, torch.Tensor] = {}
+    metadata: dict[str, str] = {}
+    for sequence in saves.sequences:
+        for block in sequence.blocks:
+            start = f"{block.block}" if sequence.index == 0 else f"{block.block}#{sequence.index}"
+            _flat_block(start, block, tensors, metadata)
+    if saves.error is not None:
+        metadata["error"] = f"{saves.error.type_name}: {saves.error.message}"
+    return tensors, metadata
+
+
+def _flat_block(
+    start: str, block: BlockSaves, tensors: dict[str, torch.Tensor], metadata: dict[str, str]
+) -> None:
+    if block.error is not None:
+        metadata[f"{start}/error"] = f"{block.error.type_name}: {block.error.message}"
+    todo: list[tuple[str, Any]] = [(f"{start}/{name}", value) for name, value in block.values.items()]
+    while todo:
+        key, value = todo.pop(0)
+        if isinstance(value, torch.Tensor):
+            tensors[key] = value
+        elif isinstance(value, list | tuple) and any(isinstance(item, torch.Tensor) for item in value):
+            todo = [(f"{key}/{place}", item) for place, item in enumerate(value)] + todo
+        elif isinstance(value, dict) and any(isinstance(item, torch.Tensor) for item in value.values()):
+            todo = [(f"{key}/{name}", item) for name, item in value.items()] + todo
+        else:
+            metadata[key] = repr(value)
+
+
+def _rows(value: torch.Tensor, rows: str) -> torch.Tensor:
+    start, colon, stop = rows.partition(":")
+    try:
+        if not colon:
+            raise ValueError
+        return value[slice(int(start) if start else None, int(stop) if stop else None)]
+    except (ValueError, IndexError):
+        raise Refused(400, f"rows={rows!r} is not a range of rows, such as 0:4.") from None

@@ -1,0 +1,247 @@
+"""What a kernel and a shared engine's server say to each other: routes, headers and messages.
+
+A request goes as the codec's bytes; its block is a field of bytes that the server passes on and never
+opens. A call is answered by frames, each the length of a message (u64, little endian) and the message, so
+that outputs arrive as they grow and saves when they are there. Nothing here acts, and nothing is pickled:
+neither end can be made to run code by what it reads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from nnsight_lab.wire.messages import RequestSaves
+from nnsight_lab.wire.registry import register
+
+#: Raised by one where an older other side would misread what is said.
+PROTOCOL = 1
+
+PREFIX = "/v1/lab"
+#: What a codec message is called in ``Content-Type``.
+CONTENT_TYPE = "application/x-nnsight-lab"
+FRAME_BYTES = 8
+
+#: In an OpenAI client's ``extra_body={"vllm_xargs": {…}}``: the names of the edits a request runs.
+OPENAI_EDITS = "nnsight_edits"
+
+#: How often a kernel says that it is still there, and how long an edit outlives the last time (seconds).
+RENEW_S = 5.0
+LEASE_S = 20.0
+
+
+@register
+@dataclass(frozen=True)
+class EngineFacts:
+    """What a kernel must know of an engine whose configuration it does not have.
+
+    Attributes:
+        model: As the engine was started with.
+        device: ``cpu`` or ``cuda``.
+        dtype: Of the weights, as ``bfloat16``.
+        itemsize: Bytes of one value of that dtype.
+        context: Tokens of the longest request.
+        layers: Decoder layers.
+        hidden: Size of the residual stream.
+        at_once: Sequences that run together.
+        block_size: Tokens of one block of the KV cache.
+        kv_blocks: How many blocks there are.
+        tensor_parallel: Ranks that share each layer.
+        pipeline_parallel: Stages the layers are divided into.
+        prefix_caching: Whether the prefix cache is on.
+        vocabulary: Rows of the unembedding.
+        head_size: Of one attention head.
+    """
+
+    model: str
+    device: str
+    dtype: str
+    itemsize: int
+    context: int
+    layers: int
+    hidden: int
+    at_once: int
+    block_size: int
+    kv_blocks: int
+    tensor_parallel: int = 1
+    pipeline_parallel: int = 1
+    prefix_caching: bool = False
+    vocabulary: int = 0
+    head_size: int = 0
+
+
+@register
+@dataclass(frozen=True)
+class ModuleSeen:
+    """One module of the served model.
+
+    Attributes:
+        path: Within the model; ``""`` is the model itself.
+        kind: Its class's name.
+        parameters: ``(name, shape, dtype)`` of those that are its own.
+    """
+
+    path: str
+    kind: str
+    parameters: tuple[tuple[str, tuple[int, ...], str], ...] = ()
+
+
+@register
+@dataclass(frozen=True)
+class Served:
+    """What a server says of itself and of its model, once, to a kernel that attaches.
+
+    Attributes:
+        protocol: `PROTOCOL` of the server.
+        versions: Of ``nnsight_lab``, ``nnsight``, ``vllm``, ``torch`` and Python, by name.
+        level: How far users are kept apart: ``solo``, ``team`` or ``strict``.
+        user: Who the server takes the asker for.
+        admin: Whether they may publish edits.
+        facts: The engine's.
+        modules: The model's, parents before children.
+        sampling: The names of sampling settings.
+        tokenizer: The tokenizer's files, by name.
+        saved_bytes: What the blocks of one request may save.
+        shared_memory: Where saves wait for a kernel on the same machine; "" where they travel.
+    """
+
+    protocol: int
+    versions: dict[str, str]
+    level: str
+    user: str
+    admin: bool
+    facts: EngineFacts
+    modules: tuple[ModuleSeen, ...]
+    sampling: tuple[str, ...]
+    tokenizer: dict[str, bytes] = field(default_factory=dict)
+    saved_bytes: int = 0
+    shared_memory: str = ""
+
+
+@register
+@dataclass(frozen=True)
+class EditAsked:
+    """An edit to install.
+
+    Attributes:
+        id: As its owner's requests name it; another owner's may be called the same.
+        name: What people and OpenAI clients call it.
+        payload: The block, for the workers; opaque to the server.
+        lease: What it belongs to.
+        scoped: Whether it is a trace's block, for one call's requests only.
+    """
+
+    id: str
+    name: str
+    payload: bytes
+    lease: str
+    scoped: bool = False
+
+
+@register
+@dataclass(frozen=True)
+class RequestAsked:
+    """One request of a call.
+
+    Attributes:
+        id: Unique among its owner's.
+        prompt: Text, token ids, or one of vLLM's prompt dictionaries.
+        settings: Sampling settings.
+        edits: Ids of installed edits, in the order they run.
+        block: The block of a trace; opaque to the server.
+        save_budget: Bytes its blocks may save; None where nobody said.
+        wants_result: Whether a block may read ``tracer.result``.
+        lora: The name of a LoRA that is served; "" for none.
+    """
+
+    id: str
+    prompt: Any
+    settings: dict[str, Any] = field(default_factory=dict)
+    edits: tuple[str, ...] = ()
+    block: bytes | None = None
+    save_budget: int | None = None
+    wants_result: bool = False
+    lora: str = ""
+
+
+@register
+@dataclass(frozen=True)
+class CallAsked:
+    """Requests that were submitted together.
+
+    Attributes:
+        id: Unique among its owner's; for aborting it.
+        lease: What it belongs to.
+        requests: In the caller's order.
+        live: Whether outputs are wanted as they grow.
+    """
+
+    id: str
+    lease: str
+    requests: tuple[RequestAsked, ...]
+    live: bool = False
+
+
+@register
+@dataclass(frozen=True)
+class TokenSeen:
+    """What was said of one token: its natural log probability, its rank, and its text."""
+
+    logprob: float
+    rank: int | None = None
+    text: str | None = None
+
+
+@register
+@dataclass(frozen=True)
+class CompletionSeen:
+    """One completion as it stands; fields as in vLLM's ``CompletionOutput``."""
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    cumulative_logprob: float | None = None
+    logprobs: tuple[dict[int, TokenSeen], ...] | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+
+@register
+@dataclass(frozen=True)
+class OutputSeen:
+    """A request as it stands; fields as in vLLM's ``RequestOutput``.
+
+    Attributes:
+        place: Its place in the call.
+        completions: As many as were asked for.
+    """
+
+    place: int
+    prompt: str | None
+    prompt_token_ids: tuple[int, ...] | None
+    completions: tuple[CompletionSeen, ...]
+    finished: bool
+    prompt_logprobs: tuple[dict[int, TokenSeen] | None, ...] | None = None
+
+
+@register
+@dataclass(frozen=True, eq=False)
+class SavesSeen:
+    """What a finished request's blocks saved; the last word of a request that had blocks."""
+
+    place: int
+    saves: RequestSaves | None
+
+
+@register
+@dataclass(frozen=True)
+class CallOver:
+    """The last frame of a call.
+
+    Attributes:
+        error: Why it failed, in a `LabError`'s class name; "" where it did not.
+        text: The same in words.
+    """
+
+    error: str = ""
+    text: str = ""
