@@ -5,12 +5,17 @@ from __future__ import annotations
 import argparse
 import json
 import os
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from nnsight_lab.errors import ServeRefused
+from nnsight_lab.errors import ServeRefused, nearest
 
 _TOKEN_ENV = "NNSIGHT_LAB_TOKEN"
+_LIMITS = (
+    "what one user may have: requests, edits, block_bytes, body_bytes, saved_bytes, kept_bytes, kept_s, "
+    "max_tokens"
+)
 
 
 def add_parser(sub: Any) -> None:
@@ -31,6 +36,7 @@ def add_parser(sub: Any) -> None:
     )
     parser.add_argument("--hub", action="store_true", help="users are those of the JupyterHub it serves")
     parser.add_argument("--admin-group", action="append", default=[], metavar="GROUP", help="may publish")
+    parser.add_argument("--limit", action="append", default=[], metavar="NAME=N", help=_LIMITS)
     parser.set_defaults(run=run, takes_more=True)
 
 
@@ -56,10 +62,24 @@ def run(arguments: argparse.Namespace) -> int:
         users=users,
         hub=arguments.hub,
         admins=tuple(arguments.admin_group),
+        limits=_limits(arguments.limit),
         prefix=os.environ.get("JUPYTERHUB_SERVICE_PREFIX", "") if arguments.hub else "",
     )
     serve(arguments.model, flags, settings)
     return 0
+
+
+def _limits(given: list[str]) -> Any:
+    from nnsight_lab.server.limits import Limits
+
+    known = {one.name for one in fields(Limits)}
+    found = {}
+    for one in given:
+        name, _, value = one.partition("=")
+        if name not in known or not value.isdigit():
+            raise ServeRefused(f"--limit {one!r} is not NAME=N.{nearest(name, known)}")
+        found[name] = int(value)
+    return Limits(**found)
 
 
 def _read(path: Path | None) -> dict[str, str]:

@@ -12,7 +12,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 from urllib.parse import quote, urlsplit
 
@@ -72,6 +72,8 @@ class RemoteDriver(Driver):
         )
         self._threads = ThreadPoolExecutor(_CALLS, thread_name_prefix="nnsight-lab-call")
         self._under_way: dict[int, str] = {}
+        #: Edits on their way; a call that is submitted after one must not overtake it.
+        self._installing: set[Future[list[Any]]] = set()
         self._ended = threading.Event()
         self._renewed = time.monotonic()
 
@@ -168,7 +170,11 @@ class RemoteDriver(Driver):
             failed: Future[list[Any]] = Future()
             failed.set_exception(ServerError(f"A shared engine does not take {method!r}."))
             return failed
-        return self._threads.submit(lambda: [way(*args)])
+        answer = self._threads.submit(lambda: [way(*args)])
+        if method == REGISTER:
+            self._installing.add(answer)
+            answer.add_done_callback(self._installing.discard)
+        return answer
 
     def _install(self, edit_id: str, payload: bytes, name: str) -> None:
         asked = EditAsked(edit_id, name, payload, self.lease, scoped=name == TRACE_BLOCK)
@@ -183,10 +189,11 @@ class RemoteDriver(Driver):
     def submit(self, call: Call) -> None:
         call_id = uuid.uuid4().hex[:16]
         self._under_way[id(call)] = call_id
-        self._threads.submit(self._run, call, call_id)
+        self._threads.submit(self._run, call, call_id, set(self._installing))
 
-    def _run(self, call: Call, call_id: str) -> None:
+    def _run(self, call: Call, call_id: str, first: set[Future[list[Any]]]) -> None:
         try:
+            wait(first)
             if not call.aborted.is_set():
                 self._exchange(call, call_id)
             error: BaseException | None = None

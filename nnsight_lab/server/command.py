@@ -13,12 +13,12 @@ from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from nnsight_lab.engine import homecoming, models
+from nnsight_lab.engine import homecoming, models, processes
 from nnsight_lab.engine.model import worker_class
 from nnsight_lab.errors import ServeRefused
 from nnsight_lab.server.identity import Hub, Identity, Owner, Tokens, User
 from nnsight_lab.server.limits import Limits
-from nnsight_lab.wire.keys import SAVES_CONFIG
+from nnsight_lab.wire.keys import ENGINE_ENV, LOG_ENV, OWNER_ENV, SAVES_CONFIG
 
 SETTINGS_ENV = "NNSIGHT_LAB_SERVE"
 LEVELS = ("solo", "team")
@@ -105,6 +105,10 @@ def arguments(model: str, flags: Sequence[str]) -> list[str]:
 def prepare(settings: Settings, environment: MutableMapping[str, str]) -> None:
     """What vLLM reads from the environment."""
     settings.into(environment)
+    # The engine's processes follow this one, and are known for whose they are.
+    environment[ENGINE_ENV] = f"served-{os.getpid()}"
+    environment[OWNER_ENV] = processes.this_owner()
+    environment.pop(LOG_ENV, None)
     plugins = environment.get("VLLM_PLUGINS")
     if plugins is None or "nnsight_lab" not in plugins.split(","):
         environment["VLLM_PLUGINS"] = ",".join(filter(None, [plugins, "nnsight_lab"]))

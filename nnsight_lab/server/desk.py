@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from nnsight_lab.engine.call import Call, LabRequest
 from nnsight_lab.engine.sampling import refusal, sampling_params
@@ -36,6 +36,18 @@ from nnsight_lab.wire.serving import (
 asker: ContextVar[User | None] = ContextVar("asker", default=None)
 
 _SWEEP_S = 1.0
+
+
+class OpenCall(NamedTuple):
+    """A call that was taken on.
+
+    Attributes:
+        messages: The parts of one message after the other; the call begins with the first.
+        over: To be awaited once nobody reads them any more, whether they began or not.
+    """
+
+    messages: AsyncIterator[list[Any]]
+    over: Callable[[], Awaitable[None]]
 
 
 def asking() -> User:
@@ -104,11 +116,11 @@ class Desk:
 
     # -- calls of kernels --------------------------------------------------------------------------
 
-    async def call(self, user: User, asked: CallAsked) -> AsyncIterator[list[Any]]:
-        """Run a call; yields the parts of one message after the other.
+    def call(self, user: User, asked: CallAsked) -> OpenCall:
+        """Take a call on; nothing runs before its messages are asked for, and `OpenCall.over` must follow.
 
         Raises:
-            Refused: Before the first one.
+            Refused: It names what is not there, or is more than its owner may have.
         """
         lease = self.ledger.lease(user, asked.lease)
         edits = [self.ledger.named(user, one.edits) for one in asked.requests]
@@ -116,17 +128,17 @@ class Desk:
         self.ledger.begin(user, len(requests))
         flat = [edit for mine in edits for edit in mine]
         self.ledger.hold(flat)
-        try:
-            call = Call(requests, live=asked.live)
-            lease.calls[asked.id] = partial(self.driver.abort, call)
-            async for message in self._messages(call):
-                yield message
-        finally:
+        call = Call(requests, live=asked.live)
+        lease.calls[asked.id] = partial(self.driver.abort, call)
+
+        async def over() -> None:
             lease.calls.pop(asked.id, None)
             if not call.future.done():
-                self.driver.abort(call)
+                await asyncio.wrap_future(self.driver.abort(call))
             self.ledger.end(user, len(requests))
-            await asyncio.shield(self._forget(self.ledger.let_go(flat)))
+            await self._forget(self.ledger.let_go(flat))
+
+        return OpenCall(self._messages(call), over)
 
     def abort(self, user: User, lease: str, call_id: str) -> None:
         """Abort a call; an unknown one is harmless."""

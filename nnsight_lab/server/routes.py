@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+import asyncio
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from fastapi import APIRouter, Request, Response
-from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi.responses import JSONResponse
 from safetensors.torch import save as safetensors_bytes
 
-from nnsight_lab.server.desk import Desk, asking
+from nnsight_lab.server.desk import Desk, OpenCall, asking
 from nnsight_lab.server.ledger import ServedEdit
 from nnsight_lab.server.limits import Refused, not_found
 from nnsight_lab.wire.codec import WireError, decode, encode
@@ -114,20 +115,7 @@ async def clear(edit_id: str, request: Request) -> Response:
 async def call(request: Request) -> Response:
     """Run requests: outputs as they grow, saves when they are there."""
     asked: CallAsked = await _message(request, CallAsked)
-    messages = _desk(request).call(asking(), asked)
-    first = await anext(messages)  # what is refused is refused before the answer begins
-
-    async def chunks() -> AsyncIterator[bytes]:
-        for chunk in _framed(first):
-            yield chunk
-        try:
-            async for parts in messages:
-                for chunk in _framed(parts):
-                    yield chunk
-        finally:
-            await messages.aclose()  # type: ignore[attr-defined]
-
-    return StreamingResponse(chunks(), media_type=CONTENT_TYPE)
+    return CallAnswer(_desk(request).call(asking(), asked))
 
 
 @router.delete("/leases/{lease}/calls/{call_id}")
@@ -179,6 +167,48 @@ async def drop(request_id: str, request: Request) -> Response:
     for one in (request_id, f"{request_id}-0"):
         _desk(request).ledger.drop_kept(asking(), one)
     return Response(status_code=204)
+
+
+class CallAnswer(Response):
+    """A call's frames, for as long as somebody reads them.
+
+    Starlette's own streaming answer notices a reader that is gone when it next writes; a call may run for
+    minutes before it writes anything.
+    """
+
+    media_type = CONTENT_TYPE
+
+    def __init__(self, call: OpenCall) -> None:
+        super().__init__()
+        self._call = call
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Answer."""
+        writing = asyncio.ensure_future(self._write(send))
+        leaving = asyncio.ensure_future(_left(receive))
+        try:
+            await asyncio.wait({writing, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (writing, leaving):
+                task.cancel()
+            await asyncio.gather(writing, leaving, return_exceptions=True)
+            await asyncio.shield(asyncio.ensure_future(self._call.over()))
+        if writing.done() and not writing.cancelled() and writing.exception() is not None:
+            raise writing.exception()  # type: ignore[misc]
+
+    async def _write(self, send: Any) -> None:
+        headers = [(b"content-type", CONTENT_TYPE.encode())]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        async for parts in self._call.messages:
+            for chunk in _framed(parts):
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _left(receive: Any) -> None:
+    """Return once the reader is gone."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 def _told(edit: ServedEdit, asker: str) -> dict[str, Any]:

@@ -1,0 +1,134 @@
+"""A real server on the demo model, with three users; one for all tests of this folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from nnsight_lab.engine.remote import RemoteEngine
+from nnsight_lab.wire.serving import PREFIX
+
+TOKENS = {
+    "alice": "alice-0123456789abcdef",
+    "bob": "bob-0123456789abcdef",
+    "*root": "root-0123456789abcdef",
+}
+START_S = 300
+
+
+@dataclass
+class Server:
+    """One server.
+
+    Attributes:
+        process: What was started.
+        url: Its address.
+        log: What it printed.
+    """
+
+    process: subprocess.Popen[bytes]
+    url: str
+    log: Path
+
+    def http(self, user: str | None = "alice") -> httpx.Client:
+        """A plain client of a user."""
+        headers = {} if user is None else {"Authorization": f"Bearer {TOKENS[user]}"}
+        return httpx.Client(base_url=self.url, headers=headers, timeout=60)
+
+    def figures(self) -> dict[str, Any]:
+        """The server's books in figures."""
+        with self.http("*root") as http:
+            return dict(http.get(f"{PREFIX}/health").raise_for_status().json())
+
+    def processes(self) -> list[psutil.Process]:
+        """It and what it started."""
+        parent = psutil.Process(self.process.pid)
+        return [parent, *parent.children(recursive=True)]
+
+
+def start(folder: Path, *flags: str) -> Server:
+    """A server that answers."""
+    tokens = folder / "tokens.json"
+    tokens.write_text(json.dumps(TOKENS))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    log = folder / "server.log"
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "nnsight_lab", "serve", "demo", "--host", "127.0.0.1"),
+                *(f"--port={port}", f"--tokens={tokens}", "--max-model-len=1024", *flags),
+            ],
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1"},
+        )
+    server = Server(process, f"http://127.0.0.1:{port}", log)
+    deadline = time.monotonic() + START_S
+    while time.monotonic() < deadline:
+        assert process.poll() is None, log.read_text(errors="replace")[-4000:]
+        try:
+            if httpx.get(f"{server.url}/health", timeout=2).status_code == 200:
+                return server
+        except httpx.HTTPError:
+            time.sleep(0.3)
+    process.kill()
+    process.wait()
+    raise AssertionError(f"no answer: {log.read_text(errors='replace')[-4000:]}")
+
+
+def gone(processes: list[psutil.Process], within_s: float) -> list[psutil.Process]:
+    """Those that are still there after a while."""
+    return list(psutil.wait_procs(processes, timeout=within_s)[1])
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """The server that all tests share."""
+    found = start(tmp_path_factory.mktemp("server"), "--limit=edits=8", "--limit=requests=64")
+    yield found
+    processes = found.processes()
+    found.process.send_signal(signal.SIGTERM)
+    left = gone(processes, 30)
+    for one in left:
+        one.kill()
+    found.process.wait(timeout=10)
+    assert not left, f"left after SIGTERM: {left}"
+
+
+@pytest.fixture
+def attach(server: Server) -> Iterator[Callable[..., RemoteEngine]]:
+    """Attaches a user's kernel."""
+    engines: list[RemoteEngine] = []
+
+    def attached(user: str = "alice", token: str | None = None) -> RemoteEngine:
+        engine = RemoteEngine(f"{user.strip('*')}-{len(engines)}", server.url, token or TOKENS[user])
+        engine.start()
+        engines.append(engine)
+        return engine
+
+    yield attached
+    for engine in engines:
+        engine.stop()
+    deadline = time.monotonic() + 10
+    while (left := {k: server.figures()[k] for k in ("edits", "leases", "requests")}) != {
+        "edits": 0,
+        "leases": 0,
+        "requests": 0,
+    }:
+        assert time.monotonic() < deadline, f"left in the server's books: {left}"
+        time.sleep(0.1)

@@ -1,0 +1,271 @@
+"""Kernels on a shared engine: the same cells as on one of their own, and nobody in another's way."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+import torch
+
+import nnsight_lab as lab
+from nnsight_lab.errors import EditRefused, Interrupted, RequestRefused, ServerError, TraceError, UnknownEdit
+from nnsight_lab.wire.serving import PREFIX, EditAsked
+from tests.server.conftest import TOKENS
+from tests.waiting import until
+
+pytestmark = pytest.mark.engine
+
+TOWER = "The Eiffel Tower is in the city of"
+PARIS = " Paris, France."
+GREEDY = {"max_tokens": 4, "temperature": 0}
+
+
+def text_of(engine, prompt=TOWER, **more):
+    """What a user's own request says."""
+    return engine.generate(prompt, **{**GREEDY, **more})[0].outputs[0].text
+
+
+def mute(engine, name="mute"):
+    """An edit whose effect is seen in the text."""
+    model = engine.model
+    with engine.edit(name) as (_tracer, edit):
+        model.model.layers[2].output[1][:] = 0
+        hidden = model.model.layers[3].output[0].save()  # noqa: F841
+    return edit
+
+
+def test_a_trace_and_an_edit_give_what_an_engine_of_ones_own_gives(attach, monkeypatch):
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
+    remote = attach()
+    own = lab.start("demo", name="own", mode="sync", max_model_len=1024)
+    try:
+        found = {}
+        for engine in (own, remote):
+            model = engine.model
+            with engine.trace(TOWER, **GREEDY) as tracer:
+                layers = [layer.output[0][-1] for layer in model.model.layers].save()
+                logits = [].save()
+                for _ in tracer.all():
+                    logits.append(model.logits[0])
+            with engine.trace([TOWER, "One, two,"], max_tokens=2, temperature=0):
+                many = model.model.layers[7].mlp.output.save()
+            with engine.trace(temperature=0, max_tokens=1) as tracer:
+                with tracer.invoke(TOWER):
+                    a = model.model.layers[1].output[0].save()
+                with tracer.invoke("One, two,"):
+                    b = model.model.layers[1].output[0].save()
+            edit = mute(engine)
+            sampled = engine.generate(TOWER, n=3, temperature=0.8, seed=7, max_tokens=3)[0]
+            found[engine.name] = (
+                [torch.stack(layers), torch.stack(logits), *many, a, b, sampled.saves["hidden"]],
+                [text_of(engine), text_of(engine, edits=[]), *(one.text for one in sampled.outputs)],
+                [one.saves["hidden"].shape for one in sampled.outputs],
+                sampled.outputs[0].token_ids,
+            )
+            edit.clear()
+        mine, theirs = found[own.name], found[remote.name]
+        assert mine[1:] == theirs[1:]
+        assert mine[1][1] == PARIS
+        for one, other in zip(mine[0], theirs[0], strict=True):
+            assert one.dtype == other.dtype
+            torch.testing.assert_close(one, other, atol=0.0, rtol=0.0)
+    finally:
+        lab.stop("own")
+
+
+def test_a_kernel_attaches_without_vllm_and_without_weights(server):
+    script = (
+        "import sys, nnsight_lab as lab\n"
+        f"engine = lab.attach({server.url!r})\n"
+        "model = engine.model\n"
+        f"with lab.trace({TOWER!r}, max_tokens=1) as tracer:\n"
+        "    hidden = model.model.layers[3].output[0].save()\n"
+        "print(tuple(hidden.shape), 'vllm' in sys.modules, model.model.layers[3].mlp.gate_up_proj)\n"
+        "print(engine.tokenizer.decode(tracer.output.prompt_token_ids), len(engine.saves))\n"
+        "label = engine.saves.labels(engine.saves.ids()[0])[0]\n"
+        "print(label.path, label.model.split('/')[-1], sorted(label.versions))\n"
+    )
+    env = {**os.environ, "NNSIGHT_LAB_TOKEN": TOKENS["bob"]}
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=env, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "(9, 576) False" in done.stdout
+    assert f"{TOWER} 1" in done.stdout
+
+
+def test_errors_of_a_block_are_raised_as_themselves_on_their_line(attach):
+    engine = attach()
+    model = engine.model
+    with (
+        pytest.raises(TraceError, match="NameError: name 'nope' is not defined") as raised,
+        engine.trace(TOWER),
+    ):
+        x = model.model.layers[2].output[0]
+        x + nope  # noqa: F821
+    assert "x + nope" in str(raised.value)
+    with pytest.raises(RequestRefused, match="Did you mean 'max_tokens'"):
+        engine.generate(TOWER, max_tokenz=3)
+    with pytest.raises(RequestRefused, match="temperature must be non-negative"):
+        engine.generate(TOWER, temperature=-3)
+    with pytest.raises(RequestRefused):
+        engine.generate("word " * 4000)
+    with pytest.raises(UnknownEdit):
+        engine.generate(TOWER, edits=["nope"])
+    with pytest.raises(EditRefused):
+        engine.edit("trace")
+    assert text_of(engine) == PARIS
+
+
+@pytest.mark.parametrize("line", ["raise SystemExit", "raise KeyboardInterrupt", "import sys; sys.exit(3)"])
+def test_a_block_that_would_end_its_process_fails_alone(attach, line):
+    alice, bob = attach(), attach("bob")
+    model = alice.model
+    with pytest.raises(TraceError), alice.trace(TOWER, max_tokens=1):
+        model.model.layers[0].output[0].mean()
+        exec(line)
+    assert text_of(bob) == PARIS
+
+
+def test_two_users_with_one_name_have_two_edits(attach, server):
+    alice, bob = attach(), attach("bob")
+    mute(alice, "same")
+    model = bob.model
+    with bob.edit("same"):
+        hidden = model.model.layers[5].output[0].save()  # noqa: F841
+    changed = alice.generate(TOWER, **GREEDY)[0]
+    plain = bob.generate(TOWER, **GREEDY)[0]
+    assert changed.outputs[0].text != PARIS
+    assert plain.outputs[0].text == PARIS
+    assert not torch.equal(changed.saves["hidden"], plain.saves["hidden"])
+    with server.http("bob") as http:
+        listed = http.get(f"{PREFIX}/edits").json()
+        assert [(one["name"], one["owner"]) for one in listed] == [("same", "bob")]
+
+
+def test_nothing_of_another_can_be_named_listed_or_cleared(attach, server):
+    alice, bob = attach(), attach("bob")
+    edit = mute(alice)
+    theirs = edit._current.id
+    # The same words for what is another's and for what is not there.
+    with server.http("bob") as http:
+        answers = [
+            (http.patch(f"{PREFIX}/edits/{one}", json={"on": False}).text) for one in (theirs, "not-there")
+        ]
+        assert answers[0] == answers[1]
+        assert "no edit of yours" in answers[0]
+        assert http.delete(f"{PREFIX}/edits/{theirs}").status_code == 204
+        assert http.delete(f"{PREFIX}/leases/{alice._remote.lease}").status_code == 204
+    request = bob.request(TOWER, GREEDY, (edit._current,))
+    call = lab.engine.call.Call([request])
+    bob._driver.submit(call)
+    with pytest.raises(ServerError, match="no edit that the request names of yours"):
+        call.future.result(timeout=30)
+    assert text_of(alice) != PARIS
+    assert text_of(bob) == PARIS
+
+
+def test_only_an_admin_publishes_and_what_is_published_runs_for_everybody(attach, server):
+    alice, root, bob = attach(), attach("*root"), attach("bob")
+    mine, theirs = mute(alice), mute(root, "for_all")
+    with server.http("alice") as http:
+        asked = http.patch(f"{PREFIX}/edits/{mine._current.id}", json={"published": True})
+        assert asked.status_code == 403
+    body = {"model": "demo", "prompt": TOWER, **GREEDY}
+    with server.http("bob") as http:
+        assert http.post("/v1/completions", json=body).json()["choices"][0]["text"] == PARIS
+        with server.http("*root") as admin:
+            admin.patch(f"{PREFIX}/edits/{theirs._current.id}", json={"published": True}).raise_for_status()
+        done = http.post("/v1/completions", json=body).json()
+        assert done["choices"][0]["text"] != PARIS
+        saved = http.get(f"{PREFIX}/saves/{done['id']}")
+        assert saved.status_code == 200
+        opted_out = {**body, "vllm_xargs": {"nnsight_edits": []}}
+        assert http.post("/v1/completions", json=opted_out).json()["choices"][0]["text"] == PARIS
+    assert text_of(bob, edits=[]) == PARIS
+    theirs.clear()  # it would outlive its kernel
+    assert text_of(bob) == PARIS
+
+
+def test_what_one_user_may_have_is_bounded_and_said(attach, server):
+    engine = attach()
+    for number in range(8):
+        mute(engine, f"edit{number}")
+    with pytest.raises(
+        ServerError, match=r"You have 8 edits, as many as one user may\. Try again in 1 s"
+    ) as raised:
+        mute(engine, "one_more")
+    assert raised.value.status == 429
+    assert raised.value.retry_after_s == 1
+    with pytest.raises(ServerError, match="A call has at most 64 requests here, not 65"):
+        engine.generate(["One"] * 65, max_tokens=1, edits=[])
+    assert len(engine.generate(["One"] * 64, max_tokens=1, edits=[])) == 64
+
+
+def test_an_interrupt_aborts_on_the_server_and_the_next_call_runs(attach, server):
+    engine = attach()
+
+    def press():
+        until(lambda: server.figures()["requests"] == 1, 30, "a request")
+        os.kill(os.getpid(), signal.SIGINT)
+
+    presser = threading.Thread(target=press)
+    presser.start()
+    with pytest.raises(Interrupted):
+        engine.generate("Once upon a time", max_tokens=1000, ignore_eos=True)
+    presser.join()
+    until(lambda: server.figures()["requests"] == 0, 5, "none left")
+    assert text_of(engine) == PARIS
+
+
+def test_a_kernel_that_is_killed_leaves_nothing_running(server):
+    script = (
+        "import nnsight_lab as lab\n"
+        f"engine = lab.attach({server.url!r})\n"
+        "engine.generate('Once upon a time', max_tokens=1000, ignore_eos=True)\n"
+    )
+    env = {**os.environ, "NNSIGHT_LAB_TOKEN": TOKENS["alice"]}
+    kernel = subprocess.Popen([sys.executable, "-c", script], env=env)
+    until(lambda: server.figures()["requests"] == 1, 60, "its request")
+    kernel.kill()
+    kernel.wait()
+    began = time.monotonic()
+    until(lambda: server.figures()["requests"] == 0, 10, "none left")
+    assert time.monotonic() - began < 2
+    # Its lease holds a little longer: it says that it is there every few seconds.
+    until(lambda: server.figures()["leases"] == 0, 30, "no lease")
+
+
+def test_a_wrong_token_and_a_server_that_is_not_there_are_one_line(attach, server):
+    with pytest.raises(ServerError, match="The token is not one that may use this service") as raised:
+        attach(token="wrong-0123456789abcdef")
+    assert raised.value.status == 403
+    with pytest.raises(ServerError, match="does not answer"):
+        lab.attach("http://127.0.0.1:9", name="nobody")
+    assert "nobody" not in lab.engines()
+
+
+@pytest.mark.parametrize("content", [b"", b"nonsense", b"nnslab\n\x01" + b"\xff" * 8, b"\x80\x04K\x05."])
+def test_bytes_that_are_no_message_are_refused(server, content):
+    with server.http() as http:
+        for route in ("calls", "edits"):
+            answer = http.post(f"{PREFIX}/{route}", content=content)
+            assert answer.status_code == 400
+            assert "cannot be read" in answer.text
+
+
+def test_a_block_that_is_no_pickle_is_refused_and_forgotten(attach, server):
+    engine = attach()
+    asked = EditAsked("edit-x", "bad", b"not a pickle", engine._remote.lease)
+    with server.http() as http:
+        from nnsight_lab.wire.codec import encode
+
+        answer = http.post(f"{PREFIX}/edits", content=encode(asked))
+        assert answer.status_code == 400
+        assert "could not read the block" in answer.text
+        assert http.get(f"{PREFIX}/edits").json() == []
