@@ -75,6 +75,7 @@ class Desk:
         self.ledger = Ledger(limits)
         self.driver = ServedDriver(asyncio.get_running_loop(), llm)
         self._loras = loras
+        self._ending: set[asyncio.Future[None]] = set()
         self._sweeping = asyncio.create_task(self._sweep())
 
     async def close(self) -> None:
@@ -259,12 +260,20 @@ class Desk:
                     self._keep(user, request)
                 yield output
         finally:
+            # A task of its own: a client that left cancels this one, at every await anew.
+            ending = asyncio.ensure_future(self._end(user, edits, stream, None if collected else request_id))
+            self._ending.add(ending)
+            ending.add_done_callback(self._ending.discard)
+
+    async def _end(self, user: User, edits: Sequence[ServedEdit], stream: Any, left: str | None) -> None:
+        """A request is over; ``left`` names it where its saves are still in the workers."""
+        try:
             await stream.aclose()  # first: what is freed before the abort may be written again
-            if not collected:
-                with contextlib.suppress(Exception):
-                    await asyncio.shield(self.driver.free([request_id]))
+            if left is not None:
+                await self.driver.free([left])
+        finally:
             self.ledger.end(user)
-            await asyncio.shield(self._forget(self.ledger.let_go(edits)))
+            await self._forget(self.ledger.let_go(edits))
 
     def _keep(self, user: User, request: LabRequest) -> None:
         saves = request.saves

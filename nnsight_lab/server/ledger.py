@@ -7,6 +7,7 @@ kernel that installed it; a kernel that is gone renews no lease, and what hangs 
 from __future__ import annotations
 
 import time
+import uuid
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -31,6 +32,7 @@ class ServedEdit:
         published: Whether everybody's requests do.
         in_flight: Requests that run it now.
         cleared: Whether it goes once none does.
+        registration: What the workers know it by: made here, so that no owner can spell another's.
     """
 
     owner: str
@@ -42,11 +44,7 @@ class ServedEdit:
     published: bool = False
     in_flight: int = 0
     cleared: bool = False
-
-    @property
-    def registration(self) -> str:
-        """What the workers know it by: no owner can spell another's."""
-        return f"{self.owner}/{self.id}"
+    registration: str = field(default_factory=lambda: f"edit-{uuid.uuid4().hex}")
 
 
 @dataclass(eq=False)
