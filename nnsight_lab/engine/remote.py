@@ -21,6 +21,7 @@ from nnsight_lab.engine.status import EngineStatus, StartProgress, StopReport
 from nnsight_lab.errors import EngineDied, RequestRefused, nearest
 from nnsight_lab.wire.serving import EngineFacts, Served
 
+_NO_ESTIMATE = "An estimate needs an engine of this kernel's own: what is left is the server's to know."
 _TOKEN_ENVS = ("NNSIGHT_LAB_TOKEN", "JUPYTERHUB_API_TOKEN")
 
 
@@ -171,3 +172,12 @@ class RemoteEngine(Engine):
 
     def break_off(self, call: Call) -> None:
         """Nothing: the server ends a block that never ends."""
+
+    # -- what a shared engine cannot do yet -------------------------------------------------------------
+
+    def estimate_steps(self, requests: Sequence[LabRequest]) -> Any:
+        """Refused: the room that is left is the server's to know."""
+        raise RequestRefused(_NO_ESTIMATE)
+
+    def _asked(self, *_: Any) -> Any:
+        raise RequestRefused(_NO_ESTIMATE)

@@ -21,10 +21,21 @@ import httpx
 from nnsight_lab import errors
 from nnsight_lab.engine.call import Call, LabRequest
 from nnsight_lab.engine.driver import Driver
+from nnsight_lab.engine.peeks import Peeks
 from nnsight_lab.engine.remote_output import RemoteOutput
 from nnsight_lab.errors import EngineDied, Interrupted, RequestRefused, ServerError
 from nnsight_lab.wire.codec import WireError, decode, encode
-from nnsight_lab.wire.keys import BUDGET_KEY, CLEAR, COUNT, REGISTER, RELEASE, TRACE_BLOCK, TRACE_KEY
+from nnsight_lab.wire.keys import (
+    BUDGET_KEY,
+    CLEAR,
+    COUNT,
+    LOOK,
+    PEEK,
+    REGISTER,
+    RELEASE,
+    TRACE_BLOCK,
+    TRACE_KEY,
+)
 from nnsight_lab.wire.serving import (
     CONTENT_TYPE,
     FRAME_BYTES,
@@ -164,6 +175,8 @@ class RemoteDriver(Driver):
             CLEAR: self._clear,
             RELEASE: lambda _: [],
             COUNT: lambda: 0,
+            LOOK: lambda question: self._relayed("look", question),
+            PEEK: lambda question: self._relayed(f"leases/{self.lease}/peek", question),
         }
         way = ways.get(method)
         if way is None:
@@ -179,6 +192,11 @@ class RemoteDriver(Driver):
     def _install(self, edit_id: str, payload: bytes, name: str) -> None:
         asked = EditAsked(edit_id, name, payload, self.lease, scoped=name == TRACE_BLOCK)
         self._asked("POST", "/edits", content=encode(asked), headers={"Content-Type": CONTENT_TYPE})
+
+    def _relayed(self, route: str, question: bytes) -> bytearray:
+        """The workers' answer to a question of theirs."""
+        headers = {"Content-Type": CONTENT_TYPE}
+        return bytearray(self._asked("POST", f"/{route}", content=question, headers=headers).content)
 
     def _clear(self, edit_ids: list[str]) -> None:
         for one in edit_ids:
@@ -217,7 +235,7 @@ class RemoteDriver(Driver):
                 if answer.is_error:
                     answer.read()
                     raise refused(answer)
-                for message in _messages(answer.iter_raw(2**20)):
+                for message in _messages(answer.iter_raw()):
                     if self._took(call, decode(message)):
                         return
         except httpx.HTTPError as error:
@@ -231,6 +249,8 @@ class RemoteDriver(Driver):
             call.took(seen.place, output)
             if seen.finished:
                 self.finished(output)
+            elif call.peeks is not None and not seen.place and call.peeks.due():
+                self._peek(call.peeks, call.requests[0].id)
         elif type(seen) is SavesSeen:
             call.requests[seen.place].saves = seen.saves
         elif type(seen) is CallOver:
@@ -245,6 +265,17 @@ class RemoteDriver(Driver):
         else:
             raise WireError(f"a call is not answered by a {type(seen).__name__}")
         return False
+
+    def _peek(self, peeks: Peeks, request_id: str) -> None:
+        """Look at what a running request saves, beside its tokens, which do not wait for it."""
+
+        def told(answer: Future[list[Any]]) -> None:
+            if answer.exception() is None:
+                peeks.took(answer.result())
+            else:  # the request itself says what became of the engine
+                peeks.over()
+
+        self.rpc(PEEK, peeks.question(request_id)).add_done_callback(told)
 
     def abort(self, call: Call) -> Future[None]:
         call.aborted.set()

@@ -21,8 +21,8 @@ from nnsight_lab.server.identity import User
 from nnsight_lab.server.ledger import Ledger, ServedEdit
 from nnsight_lab.server.limits import Limits, Refused
 from nnsight_lab.server.seen import output_seen
-from nnsight_lab.wire.codec import encode, encode_parts, size_of
-from nnsight_lab.wire.keys import BUDGET_KEY, CLEAR, EDITS_KEY, REGISTER, TRACE_KEY
+from nnsight_lab.wire.codec import WireError, decode, encode, encode_parts, size_of
+from nnsight_lab.wire.keys import BUDGET_KEY, CLEAR, EDITS_KEY, LOOK, PEEK, REGISTER, TRACE_KEY
 from nnsight_lab.wire.serving import (
     OPENAI_EDITS,
     CallAsked,
@@ -132,8 +132,13 @@ class Desk:
         call = Call(requests, live=asked.live)
         lease.calls[asked.id] = partial(self.driver.abort, call)
 
+        ours = {one.id: request.id for one, request in zip(asked.requests, requests, strict=True)}
+        lease.requests.update(ours)
+
         async def over() -> None:
             lease.calls.pop(asked.id, None)
+            for one in ours:
+                lease.requests.pop(one, None)
             if not call.future.done():
                 await asyncio.wrap_future(self.driver.abort(call))
             self.ledger.end(user, len(requests))
@@ -146,6 +151,21 @@ class Desk:
         abort = self.ledger.lease(user, lease).calls.get(call_id)
         if abort is not None:
             abort()
+
+    async def look(self, question: bytes) -> bytes:
+        """A piece of a logit lens or of attention patterns, as the first rank has it."""
+        return bytes((await self._rpc(LOOK, question))[0])
+
+    async def peek(self, user: User, lease: str, question: bytes) -> bytes:
+        """What a running request of this lease has saved so far; nothing of any other request."""
+        try:
+            asked = decode(question)
+            request_id = self.ledger.lease(user, lease).requests.get(asked["request_id"])
+        except (WireError, KeyError, TypeError):
+            raise Refused(400, "The question cannot be read.") from None
+        if request_id is None:
+            return encode({})
+        return bytes((await self._rpc(PEEK, encode({**asked, "request_id": request_id})))[0])
 
     def _request(self, asked: RequestAsked, edits: Sequence[ServedEdit]) -> LabRequest:
         try:

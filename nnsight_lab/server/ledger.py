@@ -49,12 +49,21 @@ class ServedEdit:
 
 @dataclass(eq=False)
 class Lease:
-    """What a kernel holds, until it stops saying that it is there."""
+    """What a kernel holds, until it stops saying that it is there.
+
+    Attributes:
+        id: As its kernel says.
+        owner: Whose kernel.
+        expires: When, by the ledger's clock.
+        calls: What aborts each call that runs.
+        requests: What the engine calls each request of those, by the kernel's own id.
+    """
 
     id: str
     owner: str
     expires: float
     calls: dict[str, Callable[[], object]] = field(default_factory=dict)
+    requests: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(eq=False)

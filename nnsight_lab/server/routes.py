@@ -118,6 +118,20 @@ async def call(request: Request) -> Response:
     return CallAnswer(_desk(request).call(asking(), asked))
 
 
+@router.post("/look")
+async def look(request: Request) -> Response:
+    """A piece of a logit lens or of attention patterns."""
+    asking()
+    return Response(await _desk(request).look(await request.body()), media_type=CONTENT_TYPE)
+
+
+@router.post("/leases/{lease}/peek")
+async def peek(lease: str, request: Request) -> Response:
+    """What a running request has saved so far."""
+    found = await _desk(request).peek(asking(), lease, await request.body())
+    return Response(found, media_type=CONTENT_TYPE)
+
+
 @router.delete("/leases/{lease}/calls/{call_id}")
 async def abort(lease: str, call_id: str, request: Request) -> Response:
     """Abort a call; an unknown one is harmless."""

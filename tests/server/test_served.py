@@ -13,6 +13,8 @@ import pytest
 import torch
 
 import nnsight_lab as lab
+from nnsight_lab.engine.call import Call
+from nnsight_lab.engine.peeks import Peeks
 from nnsight_lab.errors import EditRefused, Interrupted, RequestRefused, ServerError, TraceError, UnknownEdit
 from nnsight_lab.wire.serving import PREFIX, EditAsked
 from tests.server.conftest import TOKENS
@@ -162,7 +164,7 @@ def test_nothing_of_another_can_be_named_listed_or_cleared(attach, server):
         assert http.delete(f"{PREFIX}/edits/{theirs}").status_code == 204
         assert http.delete(f"{PREFIX}/leases/{alice._remote.lease}").status_code == 204
     request = bob.request(TOWER, GREEDY, (edit._current,))
-    call = lab.engine.call.Call([request])
+    call = Call([request])
     bob._driver.submit(call)
     with pytest.raises(ServerError, match="no edit that the request names of yours"):
         call.future.result(timeout=30)
@@ -205,6 +207,35 @@ def test_what_one_user_may_have_is_bounded_and_said(attach, server):
     with pytest.raises(ServerError, match="A call has at most 64 requests here, not 65"):
         engine.generate(["One"] * 65, max_tokens=1, edits=[])
     assert len(engine.generate(["One"] * 64, max_tokens=1, edits=[])) == 64
+
+
+def test_a_lens_and_attention_are_read_on_the_server(attach):
+    engine = attach()
+    lens = engine.logit_lens(TOWER, layers=[0, 29], top_k=2)
+    assert lens.top_tokens[-1][-1][0] == " Paris"
+    assert engine.attention(TOWER, layers=[3]).patterns.shape[-1] == 9
+    assert text_of(engine) == PARIS
+
+
+def test_a_running_request_is_watched_as_its_own_kernel_would(attach, server):
+    engine = attach()
+    model = engine.model
+    with engine.edit("watched") as (tracer, _edit):
+        norms = [].save()
+        for _ in tracer.all():
+            norms.append(model.model.layers[3].output[0][-1].norm())
+    request = engine.request("Once", {"max_tokens": 300, "ignore_eos": True}, engine.edits.chosen(None))
+    peeks = Peeks()
+    call = Call([request], live=True, peeks=peeks)
+    engine.submit(call)
+    engine.wait(call)
+    assert peeks.looks > 2
+    seen = [len(one) for one in peeks._lists.values()]
+    assert seen
+    assert 0 < seen[0] <= 300
+    with server.http("bob") as http:  # another's lease is none
+        asked = http.post(f"{PREFIX}/leases/{engine._remote.lease}/peek", content=peeks.question("x"))
+        assert asked.status_code == 404
 
 
 def test_an_interrupt_aborts_on_the_server_and_the_next_call_runs(attach, server):
