@@ -89,9 +89,10 @@ def _run(model: torch.nn.Module) -> dict[int, Passed]:
     try:
         dtype = next(value.dtype for value in model.parameters() if value.is_floating_point())
         copy = _copy(model, record, dtype, {})
-        ids = torch.zeros(_TOKENS, dtype=torch.long, device="meta")
+        ids = torch.zeros(_TOKENS, dtype=torch.int32, device="meta")  # as in vLLM's runner
+        positions = torch.zeros(_TOKENS, dtype=torch.int64, device="meta")
         with _alone(), torch.inference_mode():
-            hidden = copy(ids, ids)
+            hidden = copy(ids, positions)
             copy.compute_logits(hidden[:1])
     except Exception as error:  # whatever upstream's model code raises on the meta device
         _LOG.debug("%s was not run without weights: %r", type(model).__name__, error)

@@ -16,11 +16,12 @@ PROMPT = "Hello there"
 LLAMA = [
     "model.embed_tokens",
     "model.layers.0.input_layernorm",
+    # One module for all layers, and the first to come by.
+    "model.layers.0.self_attn.rotary_emb",
     "model.layers.0.self_attn.o_proj",
     "model.layers.0",
     "model.layers.1.input_layernorm",
     "model.layers.1.self_attn.qkv_proj",
-    "model.layers.1.self_attn.rotary_emb",
     "model.layers.1.self_attn.attn",
     "model.layers.1.self_attn.o_proj",
     "model.layers.1.self_attn",
@@ -49,6 +50,7 @@ GEMMA2 = [
 GPT2 = [
     "transformer.wte",
     "transformer.wpe",
+    "transformer.h.0.mlp.act",
     "transformer.h.0",
     "transformer.h.1.ln_1",
     "transformer.h.1.attn.c_attn",
@@ -57,7 +59,6 @@ GPT2 = [
     "transformer.h.1.attn",
     "transformer.h.1.ln_2",
     "transformer.h.1.mlp.c_fc",
-    "transformer.h.1.mlp.act",
     "transformer.h.1.mlp.c_proj",
     "transformer.h.1.mlp",
     "transformer.h.1",
