@@ -48,6 +48,12 @@ def known(root: Any, envoy: Any) -> Passed | None:
         return None
 
 
+def warm(model: Any) -> None:
+    """Finds out what goes through a model before it is asked."""
+    if is_envoy(model):
+        known(model, model)
+
+
 def members(reached: Reached) -> list[tuple[str, str]]:
     """What may follow a path, each with one line about it: submodules first, then what every envoy has."""
     root, envoy, rest = reached
