@@ -106,11 +106,14 @@ class CellMatcher:
 
     def _in_tree(self, context: CompletionContext, above: Sequence[str]) -> list[_Found]:
         """What follows a path in the model's tree, with what each of it is; `above` binds names to paths."""
-        path = before_dot(context.line_with_cursor[: context.cursor_position])
+        before = context.line_with_cursor[: context.cursor_position]
+        path = before_dot(before)
         reached = None if path is None else reach(replaced(path, bindings(above)), self._shell.user_ns)
         if reached is None:
             return []
-        return [_Found(name, about, python=True) for name, about in members(reached)]
+        found = members(reached, before.rpartition(".")[2])
+        # JupyterLab breaks the column of types at spaces, and lines then lie over one another.
+        return [_Found(name, about.replace(" ", "\u00a0"), python=True) for name, about in found]
 
     def _in_body(self, context: CompletionContext, lines: list[str], body: BodyPosition) -> list[_Found]:
         name = before_dot(context.line_with_cursor[: context.cursor_position])

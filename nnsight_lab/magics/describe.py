@@ -54,14 +54,22 @@ def warm(model: Any) -> None:
         known(model, model)
 
 
-def members(reached: Reached) -> list[tuple[str, str]]:
-    """What may follow a path, each with one line about it: submodules first, then what every envoy has."""
+def members(reached: Reached, typed: str = "") -> list[tuple[str, str]]:
+    """What may follow a path, each with one line about it: submodules first, then what every envoy has.
+
+    Args:
+        reached: Where the path leads.
+        typed: What is typed of the next name. Before anything is, a module offers what is asked for most:
+            JupyterLab sorts by name, and thirty names of nnsight's would hide the four of the model.
+    """
     root, envoy, rest = reached
     if rest:
         return _of_value(form_of(reached))
     names = children(envoy)
     found = [(name, module_line(root, getattr(envoy, name))) for name in names]
     own = sorted((name for name in own_names(envoy) if name not in names), key=_by_use)
+    if not typed and root_of(root) is not envoy:
+        own = [name for name in own if name in _FIRST]
     return found + [(name, _own_line(root, envoy, name)) for name in own]
 
 

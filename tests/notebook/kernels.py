@@ -242,7 +242,7 @@ class Kernel:
         cell, at = marked.replace("|", "", 1), marked.index("|")
         reply = self.client.complete(cell, at, reply=True, timeout=60)
         found = reply["content"]["metadata"]["_jupyter_types_experimental"]
-        return {item["text"]: item["type"] for item in found}
+        return {item["text"]: item["type"].replace("\u00a0", " ") for item in found}
 
     def inspect(self, marked: str) -> str:
         """What Shift+Tab shows at the `|` of a cell; "" for nothing."""

@@ -101,9 +101,11 @@ def _look_at_help(notebook: Notebook, folder: Path, width: int = 576) -> None:
         item = page.locator(".jp-Completer-item", has_text="self_attn")
         # JupyterLab gives a kernel one second, which a busy machine may take.
         wait_until(lambda: _seen_or_tab(page), 30, "completion of a path", tick_s=2)
-        assert f"llamaattention → [tokens, {width}] " in item.inner_text()
+        assert f"llamaattention → [tokens, {width}] " in item.inner_text().replace("\u00a0", " ")
+        # The first of them are seen without scrolling, and each on one line.
+        assert page.locator(".jp-Completer-item").count() <= 10
         output = page.locator(".jp-Completer-item[data-value$='output']")
-        assert f"(hidden, residual) [tokens, {width}] " in output.inner_text()
+        assert f"(hidden, residual) [tokens, {width}] " in output.inner_text().replace("\u00a0", " ")
         page.screenshot(path=folder / f"{name}-completer.png")
         page.keyboard.press("Escape")
         page.keyboard.press("ArrowUp")
