@@ -83,6 +83,8 @@ def test_the_quickstart_in_jupyterlab_and_its_stop_button(page: Any, server: Ser
 def _seen_or_tab(page: Any) -> bool:
     seen = page.locator(".jp-Completer-item").count() > 0
     if not seen:
+        page.locator(".jp-Notebook .jp-CodeCell").last.locator(".cm-line").last.click()
+        page.keyboard.press("Control+End")
         page.keyboard.press("Tab")
     return seen
 
@@ -96,8 +98,6 @@ def _look_at_help(notebook: Notebook, folder: Path, width: int = 576) -> None:
     for theme in ("JupyterLab Light", "JupyterLab Dark"):
         notebook.set_theme(theme)
         name = theme.split()[-1].lower()
-        page.locator(".jp-mod-active .cm-content").click()
-        page.keyboard.press("Control+End")
         item = page.locator(".jp-Completer-item", has_text="self_attn")
         # JupyterLab gives a kernel one second, which a busy machine may take.
         wait_until(lambda: _seen_or_tab(page), 30, "completion of a path", tick_s=2)
@@ -107,15 +107,13 @@ def _look_at_help(notebook: Notebook, folder: Path, width: int = 576) -> None:
         output = page.locator(".jp-Completer-item[data-value$='output']")
         assert f"(hidden, residual) [tokens, {width}] " in output.inner_text().replace("\u00a0", " ")
         page.screenshot(path=folder / f"{name}-completer.png")
-        page.keyboard.press("Escape")
-        page.keyboard.press("ArrowUp")
+        page.locator(".jp-Notebook .jp-CodeCell").last.locator(".cm-line").nth(2).click()  # closes it
         page.keyboard.press("Home")
         for _ in range(len("hidden = layer.out")):
             page.keyboard.press("ArrowRight")
         page.keyboard.press("Shift+Tab")
         page.locator(".jp-Tooltip", has_text="lab.residual(layer.output)").wait_for()
         page.screenshot(path=folder / f"{name}-tooltip.png")
-        page.keyboard.press("Escape")
-    page.keyboard.press("Escape")
+    page.locator(".jp-Notebook .jp-CodeCell").last.locator(".cm-line").last.click()
     page.evaluate("jupyterapp.commands.execute('notebook:delete-cell')")
     notebook.set_theme("JupyterLab Light")
