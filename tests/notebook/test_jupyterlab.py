@@ -81,7 +81,7 @@ def test_the_quickstart_in_jupyterlab_and_its_stop_button(page: Any, server: Ser
 
 
 def _seen_or_tab(page: Any) -> bool:
-    seen = page.locator(".jp-Completer-item").count() > 0
+    seen = bool(page.locator(".jp-Completer-item").first.is_visible())
     if not seen:
         page.locator(".jp-Notebook .jp-CodeCell").last.locator(".cm-line").last.click()
         page.keyboard.press("Control+End")
@@ -114,6 +114,7 @@ def _look_at_help(notebook: Notebook, folder: Path, width: int = 576) -> None:
         page.keyboard.press("Shift+Tab")
         page.locator(".jp-Tooltip", has_text="lab.residual(layer.output)").wait_for()
         page.screenshot(path=folder / f"{name}-tooltip.png")
+        page.keyboard.press("Escape")
     page.locator(".jp-Notebook .jp-CodeCell").last.locator(".cm-line").last.click()
     page.evaluate("jupyterapp.commands.execute('notebook:delete-cell')")
     notebook.set_theme("JupyterLab Light")
