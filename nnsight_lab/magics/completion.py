@@ -4,25 +4,24 @@
 The kernel's own completion knows the user's variables, and so the envoys of a model; it knows neither
 `tracer` and `edit`, which the header binds, nor names bound in the body. The hard fact behind this file:
 jedi knows them all once it is given the cell as the Python it becomes, with the cursor moved as far as the
-text was. The header is stood in for by a `for` over an instance, since jedi does not see through a `with`
-whose object comes from a live engine.
+text was (`reading`). The model's own tree is not jedi's: its paths are followed for real, and each name
+comes with what it is in the place of its type, which is all that the kernel's protocol has room for.
 """
 
 from __future__ import annotations
 
-import typing
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-import jedi  # type: ignore[import-untyped]
 from IPython.core.completer import CompletionContext, SimpleCompletion, SimpleMatcherResult, context_matcher
 from IPython.core.interactiveshell import InteractiveShell
 
 from nnsight_lab.magics.commands import EDITS_FORMS, ENGINE_FORMS, SAVES_FORMS
 from nnsight_lab.magics.contract import lab
-from nnsight_lab.magics.envoys import members
-from nnsight_lab.magics.shapes import EditShape, TracerShape
-from nnsight_lab.magics.transform import INDENT, BodyPosition, body_position, sketch
+from nnsight_lab.magics.describe import members
+from nnsight_lab.magics.envoys import before_dot, bindings, reach, replaced
+from nnsight_lab.magics.reading import BOUND_NAMES, bound_class, interpreter_of, members_of
+from nnsight_lab.magics.transform import INDENT, BodyPosition, body_position
 
 #: The public fields of vLLM's `SamplingParams` (0.26 to 0.33) that a notebook sets.
 SAMPLING_OPTIONS = (
@@ -93,10 +92,9 @@ class CellMatcher:
         lines = context.full_text.splitlines(keepends=True)
         body = body_position(lines)
         if body is None or context.cursor_line >= body.line:
-            tree = members(context.line_with_cursor[: context.cursor_position], self._shell.user_ns)
+            tree = self._in_tree(context, lines[: context.cursor_line] if body else [])
             if tree:
-                found = [_Found(name, "property", python=True) for name in tree]
-                return _result(context.token, found, suppress=True)
+                return _result(context.token, tree, suppress=True) | {"ordered": True}
         if body is None:
             return _nothing()
         in_header = context.cursor_line < body.line
@@ -106,17 +104,26 @@ class CellMatcher:
             return _nothing()
         return _result(context.token, found, suppress=not in_header and bool(found))
 
+    def _in_tree(self, context: CompletionContext, above: Sequence[str]) -> list[_Found]:
+        """What follows a path in the model's tree, with what each of it is; `above` binds names to paths."""
+        before = context.line_with_cursor[: context.cursor_position]
+        path = before_dot(before)
+        reached = None if path is None else reach(replaced(path, bindings(above)), self._shell.user_ns)
+        if reached is None:
+            return []
+        found = members(reached, before.rpartition(".")[2])
+        # JupyterLab breaks the column of types at spaces, and lines then lie over one another.
+        return [_Found(name, about.replace(" ", "\u00a0"), python=True) for name, about in found]
+
     def _in_body(self, context: CompletionContext, lines: list[str], body: BodyPosition) -> list[_Found]:
-        opening = "for tracer in [__lab_tracer__()]:"
-        if body.kind == "edit":
-            opening = "for tracer, edit in [(__lab_tracer__(), __lab_edit__())]:"
+        name = before_dot(context.line_with_cursor[: context.cursor_position])
+        if name in BOUND_NAMES and name not in bindings(lines[: context.cursor_line]):
+            return [_Found(text, sort, python=True) for text, sort in members_of(bound_class(name))]
         typed = lines[context.cursor_line] if context.cursor_line < len(lines) else ""
         if not typed.strip():
             # An empty line is not indented by the transform, so jedi would be past the block's scope.
             lines = [*lines[: context.cursor_line], " " * context.cursor_position + "_\n"]
-        text = "".join(sketch(lines, opening=opening))
-        shapes = {"__lab_tracer__": _result_class("trace", TracerShape), "__lab_edit__": EditShape}
-        interpreter = jedi.Interpreter(text, [self._shell.user_ns, shapes])
+        interpreter = interpreter_of(lines, body, self._shell.user_ns)
         names = interpreter.complete(context.cursor_line + 1, context.cursor_position + len(INDENT))
         return [
             _Found(name.name, name.type, python=True)
@@ -219,19 +226,6 @@ def _edit_names() -> list[str]:
         return [edit.name for edit in package.get_engine().edits] if package.engines() else []
     except Exception:  # a dead engine has no names to offer, and Tab must stay silent
         return []
-
-
-def _result_class(method: str, fallback: type) -> type:
-    """The class that a live engine's method says it returns, for jedi to look into."""
-    try:
-        package = lab()
-        if not package.engines():
-            return fallback
-        hints = typing.get_type_hints(getattr(type(package.get_engine()), method))
-    except Exception:  # hints that cannot be resolved say nothing
-        return fallback
-    found = hints.get("return")
-    return found if isinstance(found, type) and found is not object else fallback
 
 
 def _named(identifier: str, function: Callable[[CompletionContext], SimpleMatcherResult]) -> Any:

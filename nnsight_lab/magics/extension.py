@@ -23,6 +23,7 @@ from nnsight_lab.magics import stubs
 from nnsight_lab.magics.cells import HIDDEN_NAME, Cells
 from nnsight_lab.magics.completion import CellMatcher, LineMatcher
 from nnsight_lab.magics.contract import current_mode
+from nnsight_lab.magics.inspection import Inspection
 from nnsight_lab.magics.lines import LineMagics
 from nnsight_lab.magics.looking import bundle_of
 from nnsight_lab.magics.transform import sketch, transform
@@ -46,6 +47,7 @@ class Extension:
         self._strict = _Strict(shell)
         self._lenient = _Lenient(shell)
         self._matchers = [CellMatcher(shell).matcher, LineMatcher(shell).matcher]
+        self._inspection = Inspection(shell)
         self._replaced: dict[tuple[str, str], Any] = {}
         self._shared_cell_name = bool(os.environ.get(_CELL_NAME_VARIABLE))
 
@@ -60,6 +62,7 @@ class Extension:
         self._register("cell", "trace", stubs.trace)
         self._register("cell", "edit", stubs.edit)
         shell.Completer.custom_matchers.extend(self._matchers)
+        self._inspection.load()
         shell.events.register("pre_run_cell", self._before_cell)
         shell.events.register("post_run_cell", self._after_cell)
         self._located = BlockError.locate
@@ -81,6 +84,7 @@ class Extension:
             shell.input_transformers_cleanup.remove(transformer)
         for matcher in self._matchers:
             shell.Completer.custom_matchers.remove(matcher)
+        self._inspection.unload()
         shell.events.unregister("pre_run_cell", self._before_cell)
         shell.events.unregister("post_run_cell", self._after_cell)
         for (kind, name), before in self._replaced.items():

@@ -141,6 +141,35 @@ def test_a_path_goes_on_behind_a_subscript(complete: Any, tree: Any, cell: str, 
     "typed", ["model.layers[7].", "model.layers[0].output.", "nothing[0].", "model.nope.", "3."]
 )
 def test_a_path_that_leads_nowhere_offers_nothing(tree: Any, typed: str) -> None:
-    from nnsight_lab.magics.envoys import members
+    from nnsight_lab.magics.describe import members
+    from nnsight_lab.magics.envoys import before_dot, reach
 
-    assert members(typed, tree.user_ns) == []
+    path = before_dot(typed)
+    reached = None if path is None else reach(path, tree.user_ns)
+    assert reached is None or members(reached) == []
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        "%%edit p\nlayer = model.layers[1]\nlayer.|",
+        "%%edit p\nfor layer in model.layers:\n    layer.|",
+        "%%edit p\nfor i, layer in enumerate(model.layers):\n    layer.|",
+        "%%edit p\nfor i in range(2):\n    model.layers[i + 1].|",
+        "%%edit p, {\nlayer = model.layers[1]\nx = (layer.|",
+        "model.layers[0].|",
+    ],
+)
+def test_a_name_that_the_body_binds_to_a_path_goes_on_as_the_path(
+    complete: Any, tree: Any, cell: str
+) -> None:
+    assert any(text.rpartition(".")[2] == "mlp" for text in complete(cell))
+
+
+def test_a_name_that_is_bound_below_the_cursor_is_none_yet(complete: Any, tree: Any) -> None:
+    assert not any(text.endswith("mlp") for text in complete("%%edit p\nlayer.|\nlayer = model.layers[1]"))
+
+
+def test_before_a_name_is_begun_a_module_offers_what_is_asked_for_most(complete: Any, tree: Any) -> None:
+    offered = {text.rpartition(".")[2] for text in complete("%%edit p\nmodel.layers[1].|")}
+    assert offered == {"self_attn", "mlp", "output"}

@@ -237,6 +237,20 @@ class Kernel:
         reply = self.client.complete(cell, at, reply=True, timeout=60)
         return list(reply["content"]["matches"])
 
+    def details(self, marked: str) -> dict[str, str]:
+        """What completion offers at the `|` of a cell, each with what a front end shows beside it."""
+        cell, at = marked.replace("|", "", 1), marked.index("|")
+        reply = self.client.complete(cell, at, reply=True, timeout=60)
+        found = reply["content"]["metadata"]["_jupyter_types_experimental"]
+        return {item["text"]: item["type"].replace("\u00a0", " ") for item in found}
+
+    def inspect(self, marked: str) -> str:
+        """What Shift+Tab shows at the `|` of a cell; "" for nothing."""
+        cell, at = marked.replace("|", "", 1), marked.index("|")
+        reply = self.client.inspect(cell, at, reply=True, timeout=60)["content"]
+        assert reply["status"] == "ok"
+        return plain(reply["data"]["text/plain"]) if reply["found"] else ""
+
     def engine_processes(self) -> list[EngineProcess]:
         """The engine processes that this kernel started."""
         return [found for found in engine_processes() if found.owner.startswith(f"{self.pid}:")]
