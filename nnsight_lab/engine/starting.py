@@ -26,10 +26,12 @@ from nnsight_lab.engine.driver import Driver
 from nnsight_lab.engine.log import EngineLog
 from nnsight_lab.engine.status import StartProgress
 from nnsight_lab.errors import EngineStartFailed, Interrupted, LabError
+from nnsight_lab.saves.budget import size_of
 from nnsight_lab.wire.keys import SAVES_CONFIG
 
 _TICK_S = 0.2
 _GIVE_UP_S = 15.0
+KV_CACHE_VARIABLE = "NNSIGHT_LAB_KV_CACHE"
 _KV_OPTIONS = {"gpu_memory_utilization", "kv_cache_memory_bytes", "num_gpu_blocks_override"}
 
 
@@ -73,6 +75,7 @@ class Start:
             options = dict(self.config.options)
             own = {name: options.pop(name) for name in homecoming.OPTIONS if name in options}
             check_options(options)
+            options.update(_kv_cache_of_environment(options))
             homecoming.reclaim()
             shared_queues.reclaim()
             settings = homecoming.settings(self.engine_id, own)
@@ -215,6 +218,17 @@ def _cpu_kv_cache_gib(options: Mapping[str, Any]) -> int | None:
         return None
     available: int = psutil.virtual_memory().available
     return max(1, min(4, available // (8 * 2**30)))
+
+
+def _kv_cache_of_environment(options: Mapping[str, Any]) -> dict[str, int]:
+    """The KV cache that ``NNSIGHT_LAB_KV_CACHE`` asks for, such as ``64MiB``, where nobody said one.
+
+    vLLM's own ``VLLM_CPU_KVCACHE_SPACE`` knows whole gibibytes only, and a small container has none to give.
+    """
+    asked = os.environ.get(KV_CACHE_VARIABLE)
+    if not asked or "VLLM_CPU_KVCACHE_SPACE" in os.environ or not _KV_OPTIONS.isdisjoint(options):
+        return {}
+    return {"kv_cache_memory_bytes": size_of(asked, name=KV_CACHE_VARIABLE)}
 
 
 def _cpus_of_ranks(options: Mapping[str, Any]) -> str | None:

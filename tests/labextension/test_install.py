@@ -78,7 +78,9 @@ def test_an_install_is_enabled_and_ok_and_an_uninstall_leaves_nothing(
     python = venv / "bin" / "python"
     pip = (sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check")
     before = {path for path in venv.rglob("*") if path.is_file()}
-    run(*pip, "install", "--no-deps", "--no-index", archives[1])
+    run(*pip, "install", "--no-deps", "--no-index", archives[1], PATH="/nowhere")  # no node
+    installed = {path for path in venv.rglob("*") if path.is_file()} - before
+    assert [path for path in installed if path.name == "install.json"]
     listed = run(
         sys.executable,
         *("-m", "jupyter", "labextension", "list"),
@@ -92,12 +94,31 @@ def test_an_install_is_enabled_and_ok_and_an_uninstall_leaves_nothing(
     run(*pip, "uninstall", "--yes", "nnsight-lab")
     left = {path for path in venv.rglob("*") if path.is_file()} - before
     assert [path for path in left if path.suffix != ".pyc"] == []
-    assert not (venv / "share" / "jupyter" / "labextensions" / "nnsight-lab").exists()
+    assert [path for path in venv.rglob("*") if re.search(r"nnsight[-_]lab", path.name)] == []
 
 
 def test_the_extension_has_the_packages_version() -> None:
     for path in (ROOT / "labextension" / "package.json", LABEXTENSION / "package.json"):
         assert json.loads(path.read_text())["version"] == nnsight_lab.__version__
+
+
+def test_an_archive_of_a_development_build_is_refused(tmp_path: Path) -> None:
+    for name in ("pyproject.toml", "hatch_build.py", "README.md", "LICENSE"):
+        (tmp_path / name).write_bytes((ROOT / name).read_bytes())
+    for name in (
+        "nnsight_lab/__init__.py",
+        "nnsight_lab/widgets/static/heatmap.js",
+        "nnsight_lab/labextension/install.json",
+        "labextension/node_modules/.cache/nnsight-lab/development",
+    ):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    build = (sys.executable, "-c", f"from hatchling import build; build.build_wheel({str(tmp_path)!r})")
+    answer = subprocess.run(build, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert answer.returncode != 0
+    assert "development build: scripts/setup.sh widgets" in answer.stderr
+    (tmp_path / "labextension/node_modules/.cache/nnsight-lab/development").unlink()
+    run(*build, cwd=tmp_path)
 
 
 def test_an_archive_without_the_browsers_part_is_refused(tmp_path: Path) -> None:

@@ -1,11 +1,11 @@
 import type { JupyterFrontEnd, JupyterFrontEndPlugin } from '@jupyterlab/application';
-import { ILayoutRestorer } from '@jupyterlab/application';
+import { ILabShell, ILayoutRestorer } from '@jupyterlab/application';
 import { ICommandPalette, MainAreaWidget } from '@jupyterlab/apputils';
 import { IEditorLanguageRegistry } from '@jupyterlab/codemirror';
 import { OutputAreaModel, SimplifiedOutputArea } from '@jupyterlab/outputarea';
 import { ITranslator, nullTranslator } from '@jupyterlab/translation';
 import { LabIcon } from '@jupyterlab/ui-components';
-import { Panel, Widget } from '@lumino/widgets';
+import { Panel, TabPanel, Widget } from '@lumino/widgets';
 
 import { element } from '../../widgets/dom';
 import '../style.css';
@@ -24,20 +24,21 @@ export const icon = new LabIcon({
     '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 24 24" width="16"><g class="jp-icon3" fill="#616161"><path d="M3 4h18v4H3zm0 6h18v4H3zm0 6h18v4H3zm2-11v2h2V5zm0 6v2h2v-2zm0 6v2h2v-2z" fill-rule="evenodd"/></g></svg>'
 });
 
-/** The side panel, and the commands that do what its buttons do. */
+/** The side panel, and the commands that do what its buttons do; in JupyterLab, and in Notebook 7's shell. */
 export const panel: JupyterFrontEndPlugin<void> = {
   id: 'nnsight-lab:panel',
   description: 'The side panel with engines, edits and saves, and its commands.',
   autoStart: true,
   requires: [IWatch],
-  optional: [ITranslator, ICommandPalette, ILayoutRestorer, IEditorLanguageRegistry],
+  optional: [ITranslator, ICommandPalette, ILayoutRestorer, IEditorLanguageRegistry, ILabShell],
   activate: (
     app: JupyterFrontEnd,
     watch: Watch,
     translator: ITranslator | null,
     palette: ICommandPalette | null,
     restorer: ILayoutRestorer | null,
-    languages: IEditorLanguageRegistry | null
+    languages: IEditorLanguageRegistry | null,
+    lab: ILabShell | null
   ) => {
     const trans = (translator ?? nullTranslator).load(DOMAIN);
     const context: Context = { app, watch, trans, languages, announce: text => side.announce(text) };
@@ -46,6 +47,20 @@ export const panel: JupyterFrontEndPlugin<void> = {
     app.shell.add(side, 'left', { rank: 500, type: 'nnsight-lab' });
     restorer?.add(side, side.id);
 
+    // Notebook 7 has one document and no tabs: it drops what is added beside it, without a word, and shows this below.
+    const open = (content: Widget, mode: 'split-bottom' | 'split-right') => {
+      const widget = new MainAreaWidget({ content });
+      widget.id = `${side.id}-${content.title.label}-${(opened += 1)}`;
+      widget.title.closable = true;
+      widget.toggleClass('nnlab-down', !lab);
+      app.shell.add(widget, lab ? 'main' : 'down', { mode });
+      app.shell.activateById(widget.id);
+      const tabs = widget.parent?.parent;
+      if (!lab && tabs instanceof TabPanel) {
+        tabs.currentWidget = widget;
+      }
+    };
+    let opened = 0;
     const front = () => (watch.current?.link.status?.engines.length ? watch.current : null);
     const nameOf = (args: { engine?: unknown }) =>
       typeof args.engine === 'string' ? args.engine : (watch.current?.link.status?.engines.find(engine => engine.current)?.name ?? '');
@@ -107,7 +122,7 @@ export const panel: JupyterFrontEndPlugin<void> = {
         content.title.label = trans.__('Log: %1', engine);
         content.title.icon = icon;
         content.node.append(element('div', { class: 'nnlab-actions' }, button(trans.__('Read again'), () => void read())), text);
-        app.shell.add(new MainAreaWidget({ content }), 'main', { mode: 'split-bottom' });
+        open(content, 'split-bottom');
         void read();
       },
       () => front() !== null
@@ -135,7 +150,7 @@ export const panel: JupyterFrontEndPlugin<void> = {
         content.title.label = trans.__('Saves: %1', engine);
         content.title.icon = icon;
         content.addWidget(output);
-        app.shell.add(new MainAreaWidget({ content }), 'main', { mode: 'split-right' });
+        open(content, 'split-right');
       },
       () => front() !== null
     );

@@ -9,14 +9,17 @@ import { IWatch } from '../watch';
 import * as wire from '../wire';
 import { bytes, DOMAIN, state } from '../words';
 
-/** State, tokens per second and saves of the engine in front; opens the panel. */
+/** State, tokens per second and saves of the engine in front; opens the panel. Notebook 7 has no status bar. */
 export const statusbar: JupyterFrontEndPlugin<void> = {
   id: 'nnsight-lab:statusbar',
   description: 'The engine of the notebook in front, in the status bar.',
   autoStart: true,
-  requires: [IWatch, IStatusBar],
-  optional: [ITranslator],
-  activate: (app: JupyterFrontEnd, watch: Watch, bar: IStatusBar, translator: ITranslator | null) => {
+  requires: [IWatch],
+  optional: [IStatusBar, ITranslator],
+  activate: (app: JupyterFrontEnd, watch: Watch, bar: IStatusBar | null, translator: ITranslator | null) => {
+    if (!bar) {
+      return;
+    }
     const trans = (translator ?? nullTranslator).load(DOMAIN);
     const text = element('button', { type: 'button', class: 'nnlab-statusbar' });
     text.addEventListener('click', () => void app.commands.execute('nnsight-lab:show'));
