@@ -233,10 +233,9 @@ class Notebook:
         self.page.screenshot(path=folder / f"{name}.png")
 
     def set_theme(self, theme: str) -> None:
-        """One of `THEMES`."""
+        """One of `THEMES`, or another that JupyterLab has."""
         self.page.evaluate(f"jupyterapp.commands.execute('apputils:change-theme', {{theme: '{theme}'}})")
-        light = "true" if "Light" in theme else "false"
-        self.page.wait_for_selector(f"body[data-jp-theme-light='{light}']", state="attached")
+        self.page.wait_for_selector(f"body[data-jp-theme-name='{theme}']", state="attached")
 
 
 def _free_port() -> int:

@@ -96,7 +96,7 @@ export const panel: JupyterFrontEndPlugin<void> = {
           return;
         }
         const engine = nameOf(args);
-        const text = element('pre', { class: 'nnlab-log', tabindex: '0', 'aria-label': trans.__('Log of engine %1', engine) });
+        const text = element('pre', { class: 'nnlab-log', tabindex: '0', role: 'group', 'aria-label': trans.__('Log of engine %1', engine) });
         const read = async () => {
           const answer = await watched.link.act(wire.LOG, { engine });
           text.textContent = answer.text ?? '';

@@ -1,6 +1,6 @@
 /** One engine: what it is, what it does, and what can be done with it. */
 import { element, say } from '../../widgets/dom';
-import { button } from '../keyed';
+import { button, rename } from '../keyed';
 import type { Watched } from '../watch';
 import * as wire from '../wire';
 import type { PanelEngine } from '../wire';
@@ -32,7 +32,7 @@ export class EngineView {
       this.#buttons.set(action, made);
       actions.append(made);
     };
-    add(wire.INTERRUPT, trans.__('Interrupt'), trans.__('Abort my requests on engine %1; it stays loaded', engine.name));
+    add(wire.INTERRUPT, trans.__('Interrupt'), trans.__('Interrupt my requests on engine %1; it stays loaded', engine.name));
     add(wire.RESTART, trans.__('Restart'), trans.__('Restart engine %1 with its edits', engine.name));
     add(wire.STOP, trans.__('Stop'), trans.__('Stop engine %1 and free its memory', engine.name));
     add(wire.LOG, trans.__('Log'), trans.__('Show the log of engine %1', engine.name), () => {
@@ -79,7 +79,12 @@ export class EngineView {
     this.#usable(wire.INTERRUPT, engine.state === wire.BUSY);
     this.#usable(wire.RESTART, !starting);
     this.#usable(wire.STOP, engine.state !== wire.STOPPED);
-    say(this.#buttons.get(wire.STOP)!, starting ? trans.__('Give up') : trans.__('Stop'));
+    const stop = this.#buttons.get(wire.STOP)!;
+    if (starting) {
+      rename(stop, trans.__('Give up'), trans.__('Give up the start of engine %1', engine.name));
+    } else {
+      rename(stop, trans.__('Stop'), trans.__('Stop engine %1 and free its memory', engine.name));
+    }
     this.#edits.update(engine.edits);
   }
 

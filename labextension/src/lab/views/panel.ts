@@ -12,6 +12,7 @@ import type { Context } from './context';
 import { act } from './context';
 import { EngineView } from './engine';
 import { SavesView } from './saves';
+import { Spoken } from './spoken';
 import { StartForm } from './startForm';
 
 export const PANEL_ID = 'nnsight-lab-panel';
@@ -20,6 +21,8 @@ export class EnginePanel extends Widget {
   readonly #kernels: Keyed<Watched>;
   readonly #none: HTMLElement;
   readonly #live: HTMLElement;
+  readonly #spoken: HTMLElement;
+  readonly #news: Spoken;
   readonly #orphans: HTMLElement;
   readonly #orphanList: Keyed<PanelOrphan>;
   readonly #views = new Map<string, KernelView>();
@@ -35,6 +38,8 @@ export class EnginePanel extends Widget {
     this.node.setAttribute('aria-label', trans.__('Engine'));
     this.#none = element('p', { class: 'nnlab-words' }, trans.__('Open a notebook: its engine, edits and saves are shown here.'));
     this.#live = element('div', { class: 'nnlab-live', role: 'status', 'aria-live': 'polite' });
+    this.#spoken = element('div', { class: 'nnlab-spoken', role: 'status', 'aria-live': 'polite' });
+    this.#news = new Spoken(trans);
     const kernels = element('div', {});
     this.#kernels = new Keyed(
       kernels,
@@ -58,7 +63,7 @@ export class EnginePanel extends Widget {
       element('p', { class: 'nnlab-faint' }, trans.__('Yours; their kernels are gone, and they still hold memory.')),
       orphans
     );
-    this.node.append(element('h3', {}, trans.__('Engine')), this.#live, this.#none, kernels, this.#orphans);
+    this.node.append(element('h3', {}, trans.__('Engine')), this.#live, this.#spoken, this.#none, kernels, this.#orphans);
     watch.changed.connect(this.update, this);
     this.update();
   }
@@ -113,6 +118,10 @@ export class EnginePanel extends Widget {
     }
     this.#orphans.hidden = orphans.size === 0;
     this.#orphanList.show([...orphans.values()]);
+    const news = this.#news.news(this.context.watch.all);
+    if (news) {
+      this.#spoken.textContent = news;
+    }
   }
 
   #look(visible: boolean): void {
@@ -152,7 +161,7 @@ export class EnginePanel extends Widget {
 class KernelView {
   readonly element: HTMLElement;
   readonly #title = element('h4', { class: 'nnlab-kernel' });
-  readonly #words = element('p', { class: 'nnlab-words', role: 'status' });
+  readonly #words = element('p', { class: 'nnlab-words' });
   readonly #load: HTMLButtonElement;
   readonly #engines: Keyed<PanelEngine>;
   readonly #start: HTMLDetailsElement;
@@ -168,7 +177,7 @@ class KernelView {
   ) {
     const { trans } = context;
     this.#watched = watched;
-    this.#load = button(trans.__('Load it'), () => void this.#loadIt(), trans.__('Run %1 in this notebook’s kernel', '%load_ext nnsight_lab'));
+    this.#load = button(trans.__('Load it'), () => void this.#loadIt(), trans.__('Load it: run %1 in this notebook’s kernel', '%load_ext nnsight_lab'));
     const engines = element('div', {});
     this.#engines = new Keyed(
       engines,

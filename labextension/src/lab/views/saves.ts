@@ -24,7 +24,7 @@ export class SavesView {
     const { trans } = context;
     const list = element('ul', { class: 'nnlab-list', 'aria-label': trans.__('Recent requests') });
     this.#none = element('p', { class: 'nnlab-faint' }, trans.__('Nothing was saved yet. “.save()” in a block keeps a value.'));
-    this.#open = button(trans.__('Open in a tab'), () => void context.app.commands.execute('nnsight-lab:saves'), trans.__('Open the saves in a tab, to sort, search and compare'));
+    this.#open = button(trans.__('Open the saves in a tab'), () => void context.app.commands.execute('nnsight-lab:saves'));
     this.element = element('div', { class: 'nnlab-saves' }, element('div', { class: 'nnlab-actions' }, this.#open), this.#none, list);
     this.#list = new Keyed(
       list,
