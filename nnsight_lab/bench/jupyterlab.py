@@ -98,13 +98,20 @@ def empty_notebook(path: Path) -> Path:
 
 
 @contextmanager
-def serve(folder: Path, notebook: Path, environment: Mapping[str, str] | None = None) -> Iterator[Server]:
+def serve(
+    folder: Path,
+    notebook: Path,
+    environment: Mapping[str, str] | None = None,
+    *,
+    extension: bool = True,
+) -> Iterator[Server]:
     """A server with a copy of one notebook.
 
     Args:
         folder: Where all of it lives.
         notebook: Which one.
         environment: On top of this process's.
+        extension: Whether JupyterLab has this package's own extension.
     """
     root = folder / "root"
     root.mkdir()
@@ -117,7 +124,7 @@ def serve(folder: Path, notebook: Path, environment: Mapping[str, str] | None = 
     # This package's own extension, whatever is installed here or is not.
     extensions = folder / "jupyter" / "labextensions"
     extensions.mkdir(parents=True)
-    if LABEXTENSION.is_dir():
+    if extension and LABEXTENSION.is_dir():
         (extensions / "nnsight-lab").symlink_to(LABEXTENSION)
     jupyter_path = [str(extensions.parent), *filter(None, [os.environ.get("JUPYTER_PATH")])]
     port, token = _free_port(), secrets.token_hex(16)

@@ -70,7 +70,7 @@ export class EditsView {
       update: edit => {
         latest = edit;
         on.checked = edit.on;
-        say(version, `v${edit.version}`);
+        say(version, trans.__('v%1', edit.version));
         const isStale = editOf(this.watched.panel, edit) === 'stale';
         say(stale, isStale ? trans.__('stale') : '');
         stale.title = isStale ? trans.__('Its cell was changed since it was installed') : '';

@@ -61,17 +61,17 @@ export class EngineView {
     this.#figure('rate', trans.__('Tokens/s'), alive ? String(Math.round(engine.tokens_per_s)) : '');
     const kv = engine.kv_used;
     this.#figure('kv', trans.__('KV cache'), alive && kv >= 0 ? trans.__('about %1 %', Math.round(kv * 1000) / 10) : '', kv);
-    const disk = engine.saves_disk_bytes ? trans.__(', %1 on disk', bytes(engine.saves_disk_bytes)) : '';
+    const disk = engine.saves_disk_bytes ? trans.__(', %1 on disk', bytes(engine.saves_disk_bytes, trans)) : '';
     const part = engine.saves_budget_bytes ? engine.saves_bytes / engine.saves_budget_bytes : 0;
     this.#figure(
       'saves',
       trans.__('Saves'),
       // Until it is up, its budget is not known.
-      alive || engine.saves_bytes ? trans.__('%1 of %2', bytes(engine.saves_bytes), bytes(engine.saves_budget_bytes)) + disk : '',
+      alive || engine.saves_bytes ? trans.__('%1 of %2', bytes(engine.saves_bytes, trans), bytes(engine.saves_budget_bytes, trans)) + disk : '',
       part
     );
-    const gpu = engine.gpu_bytes ? trans.__(', %1 on the GPU', bytes(engine.gpu_bytes)) : '';
-    this.#figure('memory', trans.__('Memory'), engine.memory_bytes ? bytes(engine.memory_bytes) + gpu : '');
+    const gpu = engine.gpu_bytes ? trans.__(', %1 on the GPU', bytes(engine.gpu_bytes, trans)) : '';
+    this.#figure('memory', trans.__('Memory'), engine.memory_bytes ? bytes(engine.memory_bytes, trans) + gpu : '');
     const idle = engine.idle_s ? trans.__(', idle for %1', duration(engine.idle_s + age, trans)) : '';
     this.#figure('up', trans.__('Up'), alive ? duration(engine.up_s + age, trans) + idle : '');
     this.#figure('pids', trans.__('Processes'), engine.pids.join(', '));

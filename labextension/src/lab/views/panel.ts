@@ -7,6 +7,7 @@ import { button, Keyed } from '../keyed';
 import type { Watched } from '../watch';
 import * as wire from '../wire';
 import type { PanelAction, PanelEngine, PanelOrphan } from '../wire';
+import * as words from '../words';
 import { bytes, duration, presence } from '../words';
 import type { Context } from './context';
 import { act } from './context';
@@ -65,6 +66,7 @@ export class EnginePanel extends Widget {
     );
     this.node.append(element('h3', {}, trans.__('Engine')), this.#live, this.#spoken, this.#none, kernels, this.#orphans);
     watch.changed.connect(this.update, this);
+    context.defaults.changed.connect(this.update, this);
     this.update();
   }
 
@@ -150,8 +152,8 @@ export class EnginePanel extends Widget {
     return {
       element: element('li', { class: 'nnlab-orphan' }, text, end),
       update: latest => {
-        const gpu = latest.gpu_bytes ? trans.__(', %1 on the GPU', bytes(latest.gpu_bytes)) : '';
-        say(text, trans.__('Processes %1: %2', latest.pids.join(', '), bytes(latest.memory_bytes) + gpu));
+        const gpu = latest.gpu_bytes ? trans.__(', %1 on the GPU', bytes(latest.gpu_bytes, trans)) : '';
+        say(text, trans.__('Processes %1: %2', latest.pids.join(', '), bytes(latest.memory_bytes, trans) + gpu));
       }
     };
   }
@@ -258,12 +260,16 @@ class KernelView {
     if (status.importing_s > 0) {
       return trans.__('Importing vLLM and nnsight (%1) …', duration(status.importing_s, trans));
     }
-    return status.engines.length === 0 ? trans.__('No engine is running in this kernel.') : '';
+    if (status.engines.length > 0) {
+      return '';
+    }
+    const none = trans.__('No engine is running in this kernel.');
+    return status.gpus === 0 ? `${none} ${trans.__('It has no GPU: an engine runs on the CPU, for small models.')}` : none;
   }
 
   #action(item: HTMLElement, action: PanelAction): void {
     const { trans } = this.context;
-    const what = `${action.action.replace('_', ' ')} ${action.engine}`;
+    const what = words.action(action.action, action.engine, trans);
     item.className = action.state === wire.FAILED ? 'nnlab-error' : 'nnlab-faint';
     say(item, action.state === wire.FAILED ? trans.__('%1: %2', what, action.text) : trans.__('%1 …', what));
   }
