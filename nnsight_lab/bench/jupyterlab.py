@@ -118,7 +118,12 @@ def empty_notebook(path: Path) -> Path:
 
 @contextmanager
 def serve(
-    folder: Path, notebook: Path, environment: Mapping[str, str] | None = None, app: str = "jupyterlab"
+    folder: Path,
+    notebook: Path,
+    environment: Mapping[str, str] | None = None,
+    app: str = "jupyterlab",
+    *,
+    extension: bool = True,
 ) -> Iterator[Server]:
     """A server with a copy of one notebook.
 
@@ -127,6 +132,7 @@ def serve(
         notebook: Which one.
         environment: On top of this process's.
         app: The module that serves: ``jupyterlab``, or ``notebook`` for Notebook 7.
+        extension: Whether JupyterLab has this package's own extension.
     """
     root = folder / "root"
     root.mkdir()
@@ -136,7 +142,7 @@ def serve(
     # This package's own extension, whatever is installed here or is not.
     extensions = folder / "jupyter" / "labextensions"
     extensions.mkdir(parents=True)
-    if LABEXTENSION.is_dir():
+    if extension and LABEXTENSION.is_dir():
         (extensions / "nnsight-lab").symlink_to(LABEXTENSION)
     jupyter_path = [str(extensions.parent), *filter(None, [os.environ.get("JUPYTER_PATH")])]
     port, token = free_port(), secrets.token_hex(16)
@@ -264,10 +270,9 @@ class Notebook:
         self.page.screenshot(path=folder / f"{name}.png")
 
     def set_theme(self, theme: str) -> None:
-        """One of `THEMES`."""
+        """One of `THEMES`, or another that JupyterLab has."""
         self.page.evaluate(f"jupyterapp.commands.execute('apputils:change-theme', {{theme: '{theme}'}})")
-        light = "true" if "Light" in theme else "false"
-        self.page.wait_for_selector(f"body[data-jp-theme-light='{light}']", state="attached")
+        self.page.wait_for_selector(f"body[data-jp-theme-name='{theme}']", state="attached")
 
 
 def free_port() -> int:

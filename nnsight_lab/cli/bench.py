@@ -86,6 +86,21 @@ def add_parser(sub: Any) -> None:
     widgets.add_argument("--json", action="store_true", help="print one JSON object")
     widgets.set_defaults(run=run_widgets)
 
+    panel = works.add_parser(
+        "panel",
+        help="what looking at JupyterLab's panel costs a request (three minutes)",
+        description="Generate in a real kernel while a page looks at the panel, and while none does, in "
+        "interleaved rounds; the figures are medians of the ratios within a round.",
+    )
+    panel.add_argument("--model", default="demo", help="as for `%%engine start` (default: demo)")
+    panel.add_argument("--mode", choices=("sync", "async"), default="async")
+    panel.add_argument("--prompts", type=int, default=32, metavar="N", help="of one call (default: 32)")
+    panel.add_argument("--tokens", type=int, default=24, metavar="N", help="new ones of each (default: 24)")
+    panel.add_argument("--rounds", type=int, default=15, metavar="N")
+    panel.add_argument("--json", action="store_true", help="print one JSON object")
+    panel.add_argument("option", nargs="*", help="vLLM engine options, as name=value")
+    panel.set_defaults(run=run_panel)
+
 
 def run_engine(arguments: argparse.Namespace) -> int:
     # Local: torch and vLLM, which `--help` should not wait for.
@@ -207,6 +222,28 @@ def run_widgets(arguments: argparse.Namespace) -> int:
     for name, value in found.items():
         if isinstance(value, (int, float)):
             print(f"  {name:<18} {value:,}")
+    return 0
+
+
+def run_panel(arguments: argparse.Namespace) -> int:
+    # Local: jupyter_client, and what an engine's options are.
+    from nnsight_lab.bench.panel import measure
+
+    found = measure(
+        arguments.model,
+        mode=arguments.mode,
+        count=arguments.prompts,
+        tokens=arguments.tokens,
+        repeat=arguments.rounds,
+        say=_say,
+        **dict(_option(word) for word in arguments.option),
+    )
+    if arguments.json:
+        print(json.dumps(found, indent=1))
+        return 0
+    print(f"{found['prompts']} prompts x {found['new_tokens']} tokens, {found['rounds']} rounds")
+    for name in ("generate", "saving_generate"):
+        print(f"  {name + ', panel open / closed':<34} {found[f'{name}_with_panel_vs_without']:.3f}")
     return 0
 
 

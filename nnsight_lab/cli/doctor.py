@@ -22,6 +22,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import nnsight_lab
 from nnsight_lab.cli.terminal import paint
 from nnsight_lab.errors import LabError
 from nnsight_lab.wire.sizes import shown_bytes
@@ -384,16 +385,33 @@ def _notebook() -> Iterator[Finding]:
         else:
             yield Finding(package, "ok", version)
     if lab is not None:
-        if _lab_extension("nnsight-lab"):
-            yield Finding("lab extension", "ok", "installed")
-        else:
-            yield Finding("lab extension", "note", "not installed (optional)")
+        yield _panel()
 
 
-def _lab_extension(folder: str) -> bool:
+def _panel() -> Finding:
+    """Whether the JupyterLab found here has the side panel, in the version of this package."""
+    where = "in the environment that JupyterLab runs in"
+    folder = _lab_extension("nnsight-lab")
+    if folder is None:
+        found = "not installed (optional): no side panel; cells, widgets and %engine work without"
+        return Finding("lab extension", "note", found, f"pip install nnsight-lab {where}")
+    try:
+        version = str(json.loads((folder / "package.json").read_text(encoding="utf-8"))["version"])
+    except (OSError, ValueError, KeyError):
+        cure = f"pip install --force-reinstall nnsight-lab {where}"
+        return Finding("lab extension", "warn", f"damaged: {folder}", cure)
+    if version != nnsight_lab.__version__:
+        found = f"{version}, and this package is {nnsight_lab.__version__}: the panel may tell nothing"
+        return Finding("lab extension", "warn", found, f"pip install -U nnsight-lab here and {where}")
+    return Finding("lab extension", "ok", version)
+
+
+def _lab_extension(folder: str) -> Path | None:
+    """Where JupyterLab finds an extension."""
     from jupyter_core.paths import jupyter_path
 
-    return any((Path(place) / folder).is_dir() for place in jupyter_path("labextensions"))
+    places = (Path(place) / folder for place in jupyter_path("labextensions"))
+    return next((place for place in places if place.is_dir()), None)
 
 
 def _environment() -> Iterator[Finding]:

@@ -38,11 +38,11 @@ class Look:
 
     Attributes:
         engines: By engine id.
-        gpus: How many GPUs this machine has.
+        gpus: How many GPUs this machine has; -1 until that was looked up.
     """
 
     engines: Mapping[str, Held] = field(default_factory=dict)
-    gpus: int = 0
+    gpus: int = -1
 
 
 class Surroundings:

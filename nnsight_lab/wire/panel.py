@@ -167,7 +167,7 @@ class PanelStatus:
 
     Attributes:
         importing_s: How long vLLM and nnsight have been imported for; 0 where they are not just now.
-        gpus: How many GPUs the kernel's machine has.
+        gpus: How many GPUs the kernel's machine has; -1 until that was looked up.
         models: To choose from: started before, or in the local cache.
         with_saves: Whether `saves` were looked up; else it is empty and says nothing.
     """

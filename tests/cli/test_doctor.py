@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+import nnsight_lab
 from nnsight_lab.cli import doctor
 from nnsight_lab.engine.processes import EngineProcess
 
@@ -147,11 +148,32 @@ def test_an_older_ipykernel_is_a_warning_not_a_failure(monkeypatch):
 
 
 def test_widgets_that_jupyterlab_cannot_show_are_a_warning(monkeypatch):
-    monkeypatch.setattr(doctor, "_lab_extension", lambda _folder: False)
+    monkeypatch.setattr(doctor, "_lab_extension", lambda _folder: None)
     findings = by_name(doctor._notebook())
     assert findings["ipywidgets"].state == "warn"
     assert "widgets stay blank" in findings["anywidget"].found
-    assert findings["lab extension"].found == "not installed (optional)"
+    assert "no side panel" in findings["lab extension"].found
+    assert (
+        findings["lab extension"].cure == "pip install nnsight-lab in the environment that JupyterLab runs in"
+    )
+
+
+@pytest.mark.parametrize(
+    ("package", "state", "part"),
+    [
+        (json.dumps({"version": nnsight_lab.__version__}), "ok", nnsight_lab.__version__),
+        (json.dumps({"version": "0.0.1"}), "warn", "0.0.1, and this package is"),
+        ("{", "warn", "damaged"),
+    ],
+)
+def test_a_panel_of_another_version_is_a_warning(tmp_path, monkeypatch, package, state, part):
+    folder = tmp_path / "labextensions" / "nnsight-lab"
+    folder.mkdir(parents=True)
+    (folder / "package.json").write_text(package)
+    monkeypatch.setenv("JUPYTER_PATH", str(tmp_path))
+    finding = doctor._panel()
+    assert (finding.state, part in finding.found) == (state, True)
+    assert state == "ok" or "pip install" in finding.cure
 
 
 def test_a_demo_model_that_is_not_made_yet_is_only_noted(empty_cache):

@@ -1,17 +1,21 @@
 """The side panel in a real JupyterLab with a real engine: started, watched, edited, interrupted, killed, reloaded.
 
-One page and one engine go through all of it, in the order a person would. Screenshots of both themes are left
-in the test's temporary folder; look at them when the drawing was changed.
+One page and one engine go through all of it, in the order a person would, and axe-core looks at each state on
+the way. Screenshots of all looks are left in the test's temporary folder; see them when the drawing was changed.
 """
 
 from __future__ import annotations
 
+import getpass
 import json
 import os
+import re
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +23,6 @@ import pytest
 
 from nnsight_lab.bench.jupyterlab import (
     LABEXTENSION,
-    THEMES,
     Notebook,
     Server,
     empty_notebook,
@@ -28,6 +31,10 @@ from nnsight_lab.bench.jupyterlab import (
     wait_until,
 )
 from nnsight_lab.engine.processes import EngineProcess, engine_processes
+from nnsight_lab.panel.surroundings import Surroundings
+from nnsight_lab.wire.keys import ENGINE_ENV, LOG_ENV, OWNER_ENV
+from tests.labextension import pseudo
+from tests.labextension.looks import EVERY, PANEL, focus_shows, look_at
 from tests.notebook.kernels import ENGINE_ENVIRONMENT
 
 pytestmark = [
@@ -40,7 +47,6 @@ pytestmark = [
 ]
 
 START_LIMIT_S = 400
-PANEL = "#nnsight-lab-panel"
 #: An edit whose effect is seen in the text.
 EDIT = "%%edit mute\nmodel.model.layers[2].output[1][:] = 0\nhidden = model.model.layers[3].output[0].save()"
 GENERATE = (
@@ -62,6 +68,30 @@ BARE_KERNEL = {
     ],
     "display_name": "Bare",
     "language": "python",
+}
+
+
+#: A kernel of a language that is not Python; it counts what it is asked to run, but for its own question.
+OTHER_KERNEL = {
+    "argv": [
+        sys.executable,
+        "-c",
+        "from ipykernel.kernelapp import IPKernelApp\n"
+        "from ipykernel.kernelbase import Kernel\n"
+        "class Counts(Kernel):\n"
+        "    implementation = implementation_version = banner = 'counts'\n"
+        "    language_info = {'name': 'counting', 'mimetype': 'text/plain', 'file_extension': '.txt'}\n"
+        "    asked = 0\n"
+        "    async def do_execute(self, code, silent, *rest, **more):\n"
+        "        self.asked += 1\n"
+        "        self.send_response(self.iopub_socket, 'stream', {'name': 'stdout', 'text': str(self.asked)})\n"
+        "        return {'status': 'ok', 'execution_count': self.asked, 'payload': [], 'user_expressions': {}}\n"
+        "IPKernelApp.launch_instance(kernel_class=Counts)",
+        "-f",
+        "{connection_file}",
+    ],
+    "display_name": "Counting",
+    "language": "counting",
 }
 
 
@@ -98,6 +128,9 @@ class Panel:
         )
         return time.monotonic() - began_s
 
+    def engine_is_named(self, label: str) -> None:
+        self.root.locator(f".nnlab-engine[aria-label='{label}']").wait_for()
+
     def press(self, name: str) -> None:
         self.root.get_by_role("button", name=name).first.click()
 
@@ -110,10 +143,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def server(folder: Path) -> Iterator[Server]:
     notebook = empty_notebook(folder / "panel.ipynb")
-    bare = folder / "jupyter" / "kernels" / "bare"
-    bare.mkdir(parents=True)
-    (bare / "kernel.json").write_text(json.dumps(BARE_KERNEL))
-    state = {"XDG_STATE_HOME": str(folder / "state")}
+    for name, spec in (("bare", BARE_KERNEL), ("other", OTHER_KERNEL)):
+        place = folder / "jupyter" / "kernels" / name
+        place.mkdir(parents=True)
+        (place / "kernel.json").write_text(json.dumps(spec))
+    packs = [str(pseudo.language_pack(folder / "packs")), *filter(None, [os.environ.get("PYTHONPATH")])]
+    state = {"XDG_STATE_HOME": str(folder / "state"), "PYTHONPATH": os.pathsep.join(packs)}
     with serve(folder, notebook, {**ENGINE_ENVIRONMENT, **state}) as server:
         yield server
     wait_until(lambda: not own_processes(folder), 30, "engine processes outlive their server", tick_s=0.5)
@@ -129,7 +164,7 @@ def problems() -> list[str]:
 def page(server: Server, folder: Path, chromium: str, problems: list[str]) -> Iterator[Any]:
     viewport = {"width": 1300, "height": 1000}
     with open_page(server, "panel.ipynb", chromium, viewport=viewport) as page:
-        page.on("pageerror", lambda error: problems.append(str(error)))
+        page.on("pageerror", lambda error: problems.append(f"{error}: {error.stack}"))
         Notebook(page).finish(60)
         yield page
         page.screenshot(path=folder / "last.png")
@@ -139,7 +174,8 @@ def page(server: Server, folder: Path, chromium: str, problems: list[str]) -> It
 def notebook(page: Any, problems: list[str]) -> Iterator[Notebook]:
     problems.clear()
     yield Notebook(page)
-    assert problems == []
+    # JupyterLab's own splash screen takes itself away twice on some loads and changes of theme.
+    assert [one for one in problems if "/static/lab/jlab_core." not in one] == []
 
 
 @pytest.fixture
@@ -147,6 +183,59 @@ def panel(page: Any) -> Panel:
     found = Panel(page)
     found.show()
     return found
+
+
+class Settings:
+    """JupyterLab's settings editor."""
+
+    def __init__(self, page: Any) -> None:
+        self.page = page
+
+    def field(self, name: str) -> Any:
+        return self.page.locator(f".jp-SettingsForm [id$='_{name}']:is(input, select)").first
+
+    def refuses(self, name: str) -> None:
+        """Waits for the word on a value that is not allowed."""
+        wrong = self.page.locator(f".jp-SettingsForm [id$='_{name}__error'] li")
+        wait_until(lambda: wrong.count(), 10, f"a word about {name}")
+
+
+@contextmanager
+def settings_open(page: Any, query: str) -> Iterator[Settings]:
+    """The editor with the settings that are found by some words; closed in the end, the notebook in front."""
+    page.evaluate("query => jupyterapp.commands.execute('settingeditor:open', {query})", query)
+    page.locator(".jp-SettingsForm").first.wait_for()
+    yield Settings(page)
+    page.evaluate("jupyterapp.shell.currentWidget.close()")
+    page.evaluate("jupyterapp.shell.activateById([...jupyterapp.shell.widgets('main')][0].id)")
+
+
+def gpus() -> int:
+    """How many this machine has."""
+    return Surroundings().look().gpus
+
+
+def reload(page: Any, panel: Panel) -> None:
+    """The whole page, as by F5, with the notebook as it is."""
+    page.evaluate("jupyterapp.commands.execute('docmanager:save')")
+    page.reload()
+    page.wait_for_selector(".jp-Notebook .jp-CodeCell", timeout=60_000)
+    page.wait_for_selector("#jupyterlab-splash", state="detached")
+    panel.show()
+
+
+#: What is on the page of a model, an engine, an edit and what they saved, and of code: it has no language.
+DATA = re.compile(
+    r"panel\.ipynb|The Eiffel Tower is in the city of|lab\.saves\(\)\.get\(.*\)|max_model_len=\d+|dtype=bfloat16|save_budget='1GB'"
+    r"|bfloat16|\b(?:main|demo|async|mute|hidden|probe|NAME)\b|%%(?:edit|trace)|%load_ext nnsight_lab|\.save\(\)"
+    r"|^\s*(?:model|hidden|layers|output|save)$|lab-[0-9a-f]+"
+)
+
+
+def untranslated(said: list[str]) -> list[str]:
+    """Texts with letters that neither the pseudo-language has nor are data."""
+    known = re.compile(rf"{DATA.pattern}|\b{re.escape(getpass.getuser())}\b")
+    return [text for text in said if re.search(r"[A-Za-z]{2}", known.sub("", text))]
 
 
 def own_processes(folder: Path) -> list[EngineProcess]:
@@ -157,6 +246,28 @@ def last_text(notebook: Notebook) -> str:
     """What the last cell printed, once it is done."""
     wait_until(lambda: notebook.cells[-1]["execution_count"] is not None, 60, "the cell's end", tick_s=0.2)
     return "".join(str(output.get("text", "")) for output in notebook.cells[-1]["outputs"])
+
+
+def listen(panel: Panel) -> None:
+    """From now on, what the panel says to a screen reader is kept."""
+    panel.root.evaluate(
+        """root => {
+            window.heard = [];
+            (window.hearing ?? []).forEach(observer => observer.disconnect());
+            window.hearing = [];
+            for (const live of root.querySelectorAll('[aria-live], [role=status], [role=alert]')) {
+                const hear = () => live.textContent && window.heard.push(live.textContent);
+                const observer = new MutationObserver(hear);
+                observer.observe(live, {childList: true, characterData: true, subtree: true});
+                window.hearing.push(observer);
+            }
+        }"""
+    )
+
+
+def heard(page: Any) -> list[str]:
+    """What it said since."""
+    return list(page.evaluate("window.heard"))
 
 
 def run_in_front(page: Any, source: str) -> None:
@@ -175,20 +286,38 @@ def new_notebook(page: Any, kernel: str) -> None:
     wait_until(lambda: page.evaluate(status) == "idle", 90, "the new notebook's kernel", tick_s=0.3)
 
 
-def photograph(page: Any, folder: Path, name: str) -> None:
-    notebook = Notebook(page)
-    for theme in reversed(THEMES):
-        notebook.set_theme(theme)
-        page.wait_for_selector("#jupyterlab-splash", state="detached")
-        page.screenshot(path=folder / f"{name}-{theme.split()[-1].lower()}.png")
-
-
 def test_without_an_engine_the_panel_says_why_it_is_empty(
     notebook: Notebook, panel: Panel, folder: Path
 ) -> None:
     panel.says("nnsight-lab is not loaded in this notebook’s kernel.")
     assert panel.root.get_by_role("button", name="Run %load_ext nnsight_lab").is_visible()
-    photograph(panel.page, folder, "empty")
+    look_at(panel.page, folder, "empty")
+
+
+def test_settings_are_taken_without_a_reload_and_wrong_ones_are_refused(
+    notebook: Notebook, panel: Panel, folder: Path
+) -> None:
+    page = panel.page
+    form = panel.root.get_by_role("form", name="Start an engine", include_hidden=True)
+    model, options = form.locator("input").first, form.locator("input").last
+    assert (model.input_value(), options.input_value()) == ("demo", "")
+    with settings_open(page, "nnsight-lab: panel") as settings:
+        page.screenshot(path=folder / "settings.png")
+        settings.field("startModel").fill("other/model")
+        wait_until(lambda: model.input_value() == "other/model", 10, "the new default in the form")
+        settings.field("startModel").fill("demo")
+        wait_until(lambda: model.input_value() == "demo", 10, "the old one")
+        settings.field("startOptions").fill("dtype=float32")
+        wait_until(lambda: options.input_value() == "dtype=float32", 10, "the new default in the form")
+        settings.field("saveBudget").fill("much")
+        settings.refuses("saveBudget")
+        settings.field("saveBudget").fill("1 GB")
+        settings.field("saveBudget").blur()
+        saved = folder / "settings" / "nnsight-lab" / "panel.jupyterlab-settings"
+        wait_until(lambda: saved.exists() and "1 GB" in saved.read_text(), 10, "the setting on disk")
+    with settings_open(page, "nnsight-lab: questions") as settings:
+        settings.field("pollSeconds").fill("1")
+        settings.refuses("pollSeconds")
 
 
 def test_an_engine_is_started_from_the_panel_by_the_keyboard(
@@ -207,13 +336,21 @@ def test_an_engine_is_started_from_the_panel_by_the_keyboard(
     page.keyboard.press("Enter")
     wait_until(lambda: form.locator(".nnlab-error").inner_text(), 60, "a word about what was typed")
     assert form.locator("input").last.get_attribute("aria-invalid") == "true"
+    look_at(page, folder, "form", looks=EVERY)
+    form.locator("input").last.focus()
+    page.keyboard.press("End")
     page.keyboard.insert_text("1024")
     wait_until(lambda: not form.locator(".nnlab-error").inner_text(), 15, "the form's consent")
+    listen(panel)
     page.keyboard.press("Enter")
     panel.engine_is("starting", 120)
-    photograph(page, folder, "starting")
+    look_at(page, folder, "starting")
     panel.engine_is("ready", START_LIMIT_S)
+    # Seconds and phases are seen, not heard.
+    wait_until(lambda: heard(page)[-1:] == ["Engine main: ready."], 5, "a word about it")
+    assert heard(page) == ["Engine main: starting.", "Engine main: ready."]
     panel.says("max_model_len=1024")
+    panel.says("save_budget='1GB'")  # by the settings
     wait_until(
         lambda: "main: ready" in page.locator(".nnlab-statusbar").inner_text(), 10, "the status bar's word"
     )
@@ -250,7 +387,7 @@ def test_an_edit_is_listed_marked_and_switched_and_the_text_changes(
     wait_until(lambda: page.evaluate(f"{active}.getSource()") == EDIT, 5, "the edit's cell")
     page.evaluate(f"{active}.setSource({EDIT.replace('[2]', '[1]')!r})")
     wait_until(lambda: badge.inner_text() == "mute v1 · stale: run the cell again", 10, "a stale mark")
-    photograph(page, folder, "stale")
+    look_at(page, folder, "stale")
     page.evaluate("jupyterapp.commands.execute('notebook:run-cell')")
     wait_until(lambda: badge.inner_text() == "mute v2 · on", 15, "the new version's mark")
     panel.press("Difference to the version before")
@@ -258,8 +395,18 @@ def test_an_edit_is_listed_marked_and_switched_and_the_text_changes(
     dialog.wait_for()
     assert "+ model.model.layers[1]" in dialog.inner_text()
     assert "- model.model.layers[2]" in dialog.inner_text()
-    photograph(page, folder, "difference")
+    look_at(page, folder, "difference", ".jp-Dialog-content")
     page.keyboard.press("Escape")
+
+
+def test_marks_on_cells_can_be_switched_off(notebook: Notebook, panel: Panel) -> None:
+    page = panel.page
+    badge = page.locator(".jp-CodeCell .nnlab-badge")
+    with settings_open(page, "nnsight-lab: marks") as settings:
+        settings.field("show").uncheck()
+        wait_until(lambda: badge.count() == 0, 10, "no mark")
+        settings.field("show").check()
+        wait_until(lambda: badge.count() == 1, 10, "the mark again")
 
 
 def test_what_was_saved_is_inserted_into_a_cell_and_opened_in_a_tab(
@@ -270,7 +417,10 @@ def test_what_was_saved_is_inserted_into_a_cell_and_opened_in_a_tab(
     requests = panel.root.locator(".nnlab-saves details")
     wait_until(lambda: requests.count() == 2, 15, "both requests that saved")
     requests.first.locator("summary").click()
-    photograph(panel.page, folder, "saves")
+    look_at(panel.page, folder, "saves", looks=EVERY)
+    stops = focus_shows(panel.page, PANEL)
+    assert len(stops) >= 14  # engine, edits, form, saves
+    focus_shows(panel.page, ".nnlab-statusbar")
     notebook.write("shape = list(")
     panel.press("Insert the code that reads hidden into the active cell")
     panel.page.keyboard.insert_text(".shape)\nprint(shape)")
@@ -280,12 +430,14 @@ def test_what_was_saved_is_inserted_into_a_cell_and_opened_in_a_tab(
     tab = panel.page.locator(".nnlab-saves-tab .nnl-browser")
     tab.wait_for()
     wait_until(lambda: "hidden" in tab.inner_text(), 15, "the browser of saves")
-    photograph(panel.page, folder, "tab")
+    look_at(panel.page, folder, "tab", ".nnlab-saves-tab", looks=EVERY)
     panel.page.evaluate("jupyterapp.shell.currentWidget.close()")
     panel.page.evaluate("jupyterapp.shell.activateById([...jupyterapp.shell.widgets('main')][0].id)")
 
 
-def test_a_saved_value_is_dragged_into_a_cell_and_the_log_is_read(notebook: Notebook, panel: Panel) -> None:
+def test_a_saved_value_is_dragged_into_a_cell_and_the_log_is_read(
+    notebook: Notebook, panel: Panel, folder: Path
+) -> None:
     page = panel.page
     notebook.write("")
     save = panel.root.locator(".nnlab-save:visible").first
@@ -296,24 +448,59 @@ def test_a_saved_value_is_dragged_into_a_cell_and_the_log_is_read(notebook: Note
     log = page.locator(".nnlab-log")
     log.wait_for()
     wait_until(lambda: "KV cache" in log.inner_text(), 15, "vLLM's words")
+    look_at(page, folder, "log", ".nnlab-log-view")
+    assert len(focus_shows(page, ".nnlab-log-view")) == 2
     page.evaluate("jupyterapp.shell.currentWidget.close()")
     page.evaluate("jupyterapp.shell.activateById([...jupyterapp.shell.widgets('main')][0].id)")
+
+
+def test_in_another_language_every_word_of_ours_is_in_it(
+    notebook: Notebook, panel: Panel, folder: Path
+) -> None:
+    page = panel.page
+    language = folder / "settings" / "@jupyterlab" / "translation-extension" / "plugin.jupyterlab-settings"
+    language.parent.mkdir(parents=True, exist_ok=True)
+    language.write_text(json.dumps({"locale": pseudo.LOCALE}))
+    reload(page, panel)
+    try:
+        panel.engine_is_named("Ｅｎｇｉｎｅ main")
+        for summary in panel.root.locator("summary").all():
+            summary.click()
+        page.locator(".nnlab-badge").wait_for()
+        page.screenshot(path=folder / "other-language.png")
+        said = page.evaluate(pseudo.READ, f"{PANEL}, .nnlab-badge, [data-jp-item-name='nnsight-lab']")
+        # The status bar's, the palette's and the sidebar's, as their own texts.
+        said += page.locator(".nnlab-statusbar").all_inner_texts()
+        said += page.evaluate(
+            """() => jupyterapp.commands.listCommands().filter(id => id.startsWith('nnsight-lab:')).flatMap(
+                id => [jupyterapp.commands.label(id, {}), jupyterapp.commands.caption(id, {})])"""
+        )
+        said.append(page.evaluate(f"document.querySelector(`[data-id='{PANEL[1:]}']`).title"))
+        assert len(said) > 40
+        assert untranslated(said) == []
+        # And data alone would not have passed for them.
+        assert sum(bool(re.search(r"[ａ-ｚ]{3}", text)) for text in said) > 30
+    finally:
+        language.unlink()
+        reload(page, panel)
 
 
 def test_a_busy_engine_is_seen_while_its_cell_runs_and_interrupted(
     notebook: Notebook, panel: Panel, folder: Path
 ) -> None:
+    listen(panel)
     notebook.run("lab.generate('Once', max_tokens=950, ignore_eos=True, edits=[])")
     panel.engine_is("busy", 10)
     panel.says("1 running, 0 waiting")
     wait_until(
         lambda: "tokens/s" in panel.page.locator(".nnlab-statusbar").inner_text(), 10, "the status bar's word"
     )
-    photograph(panel.page, folder, "busy")
-    panel.press("Abort my requests on engine main")
+    look_at(panel.page, folder, "busy")
+    panel.press("Interrupt my requests on engine main")
     panel.engine_is("ready", 15)
     notebook.finish(15)
     assert "aborted" in notebook.errors()[-1]
+    assert heard(panel.page) == ["1 call aborted."]
 
 
 def test_a_reload_in_the_middle_of_a_cell_shows_what_the_kernel_says(
@@ -334,20 +521,68 @@ def test_a_reload_in_the_middle_of_a_cell_shows_what_the_kernel_says(
     wait_until(lambda: "awake" in last_text(notebook), 60, "the end of both cells")
 
 
+def test_nothing_of_what_is_shown_comes_from_the_browser(notebook: Notebook, panel: Panel, folder: Path) -> None:
+    page = panel.page
+
+    def shown() -> str:
+        # What goes on by itself, or was opened by hand, aside.
+        return re.sub(r"\d+(?:\.\d+)? (?:s|min|GB|MB)\b|(?<=Tokens/s\n)\d+", "#", panel.text)
+
+    page.evaluate("[...document.querySelectorAll('#nnsight-lab-panel details')].forEach(one => one.open = false)")
+    before = shown()
+    assert "mute" in before
+    assert "The Eiffel Tower" in before
+    page.evaluate("jupyterapp.commands.execute('docmanager:save')")
+    page.evaluate(
+        """async () => {
+            localStorage.clear();
+            sessionStorage.clear();
+            for (const { name } of await indexedDB.databases()) {
+                indexedDB.deleteDatabase(name);
+            }
+        }"""
+    )
+    reload(page, panel)
+    panel.engine_is("ready", 20)
+    try:
+        wait_until(lambda: shown() == before, 20, "the same panel")
+    finally:
+        assert shown() == before
+
+
 def test_a_killed_engine_is_said_within_five_seconds_and_comes_back_with_its_edits(
     notebook: Notebook, panel: Panel, folder: Path
 ) -> None:
     core = next(process for process in own_processes(folder) if "EngineCore" in process.name)
     os.kill(core.pid, signal.SIGKILL)
+    listen(panel)
     assert panel.engine_is("dead", 10) < 5
-    photograph(panel.page, folder, "dead")
+    wait_until(lambda: heard(panel.page), 2, "a word about it")
+    assert [said.split(".")[0] for said in heard(panel.page)] == ["Engine main: dead"]
+    look_at(panel.page, folder, "dead", looks=EVERY)
     panel.press("Restart engine main with its edits")
     panel.engine_is("ready", START_LIMIT_S)
     panel.says("mute")
 
 
+def test_an_engine_without_a_kernel_is_shown_and_ended(
+    notebook: Notebook, panel: Panel, folder: Path
+) -> None:
+    marks = {ENGINE_ENV: "left-behind", OWNER_ENV: f"{2**22 - 1}:1.00", LOG_ENV: str(folder / "its.log")}
+    program = [sys.executable, "-c", "import time; time.sleep(600)"]
+    with subprocess.Popen(program, env={**os.environ, **marks}) as process:
+        try:
+            panel.says("Engines without a kernel", 20)
+            look_at(panel.page, folder, "orphans")
+            panel.press("End the processes of engine left-behind")
+            wait_until(lambda: process.poll() is not None, 20, "the end of the process")
+        finally:
+            process.kill()
+    wait_until(lambda: "Engines without a kernel" not in panel.text, 20, "an end of the list")
+
+
 def test_a_cell_becomes_a_trace_an_edit_and_plain_again_from_the_toolbar(
-    notebook: Notebook, panel: Panel
+    notebook: Notebook, panel: Panel, folder: Path
 ) -> None:
     page = panel.page
     notebook.write("x = 1")
@@ -361,6 +596,22 @@ def test_a_cell_becomes_a_trace_an_edit_and_plain_again_from_the_toolbar(
         page.locator(f".lm-Menu-item:has-text('{item}')").click()
         wait_until(lambda first=first: page.evaluate(active).splitlines()[0] == first, 5, first)
     assert page.evaluate(active) == "x = 1"
+    # And by the keyboard alone; Escape gives it back where it was.
+    opener = page.locator("[data-jp-item-name='nnsight-lab'] jp-button")
+    opener.focus()
+    page.keyboard.press("Enter")
+    page.locator(".lm-Menu").wait_for()
+    look_at(page, folder, "menu", ".lm-Menu")
+    page.keyboard.press("Escape")
+    wait_until(lambda: opener.evaluate("button => button === document.activeElement"), 5, "the button again")
+    page.keyboard.press("Enter")
+    page.locator(".lm-Menu").wait_for()
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Enter")
+    wait_until(lambda: page.evaluate(active).startswith("%%edit probe\n"), 5, "the menu's work")
+    assert page.evaluate("document.activeElement.closest('.jp-Cell') !== null")
+    page.evaluate("jupyterapp.commands.execute('nnsight-lab:to-plain')")
     page.keyboard.press("Control+Alt+d")
     wait_until(lambda: page.evaluate(active).startswith("%%edit probe\n"), 5, "the shortcut's work")
     page.evaluate("jupyterapp.commands.execute('nnsight-lab:to-plain')")
@@ -401,16 +652,46 @@ def test_a_kernel_without_the_package_or_with_another_version_is_said_in_words(
     panel.says("nnsight-lab is not installed in this notebook’s kernel: run “%pip install nnsight-lab”", 60)
     new_notebook(page, "python3")
     panel.says("nnsight-lab is not loaded", 60)
-    run_in_front(
-        page, "%load_ext nnsight_lab\nimport nnsight_lab.wire.panel\nnnsight_lab.wire.panel.PROTOCOL = 99"
-    )
-    panel.says("which speaks to this panel in another way", 60)
+    protocol = "nnsight_lab.wire.panel.PROTOCOL"
+    run_in_front(page, f"%load_ext nnsight_lab\nimport nnsight_lab.wire.panel\nknown = {protocol}\n{protocol} += 1")
+    panel.says("which is newer than this panel: install that version where JupyterLab runs", 60)
+    run_in_front(page, f"{protocol} = known - 1")
+    panel.says("which is older than this panel: run “%pip install -U nnsight-lab” there", 60)
     run_in_front(
         page, "%unload_ext nnsight_lab\nimport nnsight_lab.panel.control as c\nc.load_panel = lambda _: None"
     )
     panel.says("nnsight-lab is not loaded", 60)
     panel.press("Run %load_ext nnsight_lab in this notebook’s kernel")
     panel.says("is older than this panel and tells it nothing", 60)
+
+
+def test_a_kernel_of_another_language_is_left_alone(notebook: Notebook, panel: Panel) -> None:
+    new_notebook(panel.page, "other")
+    panel.says("This notebook’s kernel is not a Python kernel.", 60)
+    # Nothing is offered that it could not do, and nothing was ever run in it.
+    part = panel.root.locator(".nnlab-kernel-part").first
+    assert part.locator("summary:visible, button:visible").count() == 0
+    run_in_front(panel.page, "how often")
+    output = panel.page.locator(".jp-Notebook:visible .jp-OutputArea-output")
+    wait_until(lambda: output.count() and output.last.inner_text().strip() == "1", 20, "the kernel's count")
+
+
+def test_a_kernel_that_stops_answering_is_said_and_so_is_its_return(notebook: Notebook, panel: Panel) -> None:
+    page = panel.page
+    new_notebook(page, "python3")
+    panel.says("nnsight-lab is not loaded", 60)
+    run_in_front(page, "%load_ext nnsight_lab\nimport os\nprint('pid', os.getpid())")
+    panel.says("No engine is running in this kernel.", 60)
+    panel.says("It has no GPU" if gpus() == 0 else "No engine", 20)
+    output = page.locator(".jp-Notebook:visible .jp-OutputArea-output")
+    wait_until(lambda: output.count() and "pid" in output.last.inner_text(), 20, "the kernel's pid")
+    pid = int(output.last.inner_text().split()[-1])
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        panel.says("The kernel has not answered for a while; what is shown may be old.", 40)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    panel.says("No engine is running in this kernel.", 30)
 
 
 def test_an_engine_started_by_the_cell_that_loads_the_package_is_seen_while_that_cell_runs(
@@ -421,14 +702,3 @@ def test_an_engine_started_by_the_cell_that_loads_the_package_is_seen_while_that
     panel.says("nnsight-lab is not loaded", 60)
     run_in_front(page, "%load_ext nnsight_lab\nimport time\ntime.sleep(30)")
     panel.says("No engine is running in this kernel.", 25)
-
-
-def test_nothing_of_the_panel_is_out_of_the_keyboards_reach_or_without_a_name(panel: Panel) -> None:
-    unnamed = panel.root.evaluate(
-        """root => [...root.querySelectorAll('button, input, summary, [tabindex]')].filter(found => {
-            const label = found.getAttribute('aria-label') || found.textContent.trim() || found.placeholder ||
-                (found.labels && found.labels.length ? found.labels[0].textContent : '');
-            return !label || (found.tabIndex < 0);
-        }).map(found => found.outerHTML)"""
-    )
-    assert unnamed == []

@@ -14,9 +14,35 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from nnsight_lab.bench.jupyterlab import Notebook
+
 AXE: Final = Path(__file__).resolve().parents[2] / "labextension/node_modules/axe-core/axe.min.js"
 _OURS: Final = Path(__file__).with_name("access.js")
 _SERIOUS: Final = ("serious", "critical")
+
+
+class Look(NamedTuple):
+    """How a page is looked at: JupyterLab's theme, and what the system asks of pages."""
+
+    theme: str
+    media: dict[str, str]
+
+
+_PLAIN: Final = {
+    "forced_colors": "none",
+    "contrast": "no-preference",
+    "reduced_motion": "no-preference",
+    "color_scheme": "light",
+}
+LOOKS: Final = {
+    "light": Look("JupyterLab Light", {}),
+    "dark": Look("JupyterLab Dark", {"color_scheme": "dark"}),
+    "high-contrast": Look("JupyterLab Dark High Contrast", {"color_scheme": "dark", "contrast": "more"}),
+    "more-contrast": Look("JupyterLab Light", {"contrast": "more"}),
+    "forced-light": Look("JupyterLab Light", {"forced_colors": "active"}),
+    "forced-dark": Look("JupyterLab Dark", {"forced_colors": "active", "color_scheme": "dark"}),
+    "reduced-motion": Look("JupyterLab Light", {"reduced_motion": "reduce"}),
+}
 
 
 class Stop(NamedTuple):
@@ -40,11 +66,18 @@ def prepare(page: Any) -> None:
     page.evaluate("document.body.style.height = '100vh'")
 
 
-def problems(page: Any, selector: str) -> list[str]:
-    """What axe-core finds serious or critical inside ``selector``, one line for each element."""
-    found = page.evaluate("selector => axe.run({include: [selector]})", selector)
+def wear(page: Any, look: Look) -> None:
+    """Has a page of JupyterLab looked at in another way, and waits until it is drawn so."""
+    page.emulate_media(**{**_PLAIN, **look.media})
+    Notebook(page).set_theme(look.theme)
+    page.evaluate("new Promise(drawn => requestAnimationFrame(() => requestAnimationFrame(drawn)))")
+
+
+def problems(page: Any, *selectors: str) -> list[str]:
+    """What axe-core finds serious or critical inside ``selectors``, one line for each element."""
+    found = page.evaluate("selectors => axe.run({include: selectors.map(one => [one])})", list(selectors))
     looked = {rule["id"]: len(rule["nodes"]) for rule in found["passes"]}
-    assert looked.get("color-contrast", 0) > 1, f"axe-core saw no text in {selector}: {looked}"
+    assert looked.get("color-contrast", 0) > 1, f"axe-core saw no text in {selectors}: {looked}"
     return [
         f"{rule['impact']} {rule['id']}: {node['html'][:160]} | {' '.join(node['failureSummary'].split())}"
         for rule in found["violations"]

@@ -8,13 +8,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
 from nnsight_lab.bench.jupyterlab import Notebook, open_page, serve, wait_until
 from nnsight_lab.widgets.base import STATIC
 from tests.widgets import access
+from tests.widgets.access import LOOKS, Look
 from tests.widgets.views import SETUP, VIEWS, View
 
 pytestmark = [
@@ -29,30 +30,6 @@ OUTPUTS = ".jp-Notebook .jp-OutputArea-output"
 WIDGETS = [view for view in VIEWS if view.root]
 #: All of the notebook at once: axe-core judges colours of what is in sight only.
 VIEWPORT = {"width": 1200, "height": 10500}
-
-
-class Look(NamedTuple):
-    """How a page is looked at: JupyterLab's theme, and what the system asks of pages."""
-
-    theme: str
-    media: dict[str, str]
-
-
-PLAIN = {
-    "forced_colors": "none",
-    "contrast": "no-preference",
-    "reduced_motion": "no-preference",
-    "color_scheme": "light",
-}
-LOOKS = {
-    "light": Look("JupyterLab Light", {}),
-    "dark": Look("JupyterLab Dark", {"color_scheme": "dark"}),
-    "high-contrast": Look("JupyterLab Dark High Contrast", {"color_scheme": "dark", "contrast": "more"}),
-    "more-contrast": Look("JupyterLab Light", {"contrast": "more"}),
-    "forced-light": Look("JupyterLab Light", {"forced_colors": "active"}),
-    "forced-dark": Look("JupyterLab Dark", {"forced_colors": "active", "color_scheme": "dark"}),
-    "reduced-motion": Look("JupyterLab Light", {"reduced_motion": "reduce"}),
-}
 
 
 def notebook_of(views: tuple[View, ...], path: Path) -> Path:
@@ -115,9 +92,7 @@ class Lab:
                 self.page.keyboard.press("Escape")
 
     def look(self, look: Look) -> None:
-        self.page.emulate_media(**{**PLAIN, **look.media})
-        self.notebook.set_theme(look.theme)
-        self.page.evaluate("new Promise(drawn => requestAnimationFrame(() => requestAnimationFrame(drawn)))")
+        access.wear(self.page, look)
 
 
 @pytest.fixture(scope="module")

@@ -1,3 +1,5 @@
+import { say } from '../widgets/dom';
+
 /**
  * A list of elements that follows a list of records: an element stays the same for as long as its record is there,
  * so that the keyboard's place in it, and what is open, outlive every new status.
@@ -37,16 +39,21 @@ export class Keyed<T> {
   }
 }
 
+/** What a button says, and in full; the latter has the former in it, for who speaks to the machine. */
+export function rename(made: HTMLButtonElement, label: string, title = ''): void {
+  say(made, label);
+  if (title && made.title !== title) {
+    made.title = title;
+    made.setAttribute('aria-label', title);
+  }
+}
+
 /** A button that says what it does. */
 export function button(label: string, pressed: () => void, title = ''): HTMLButtonElement {
   const made = document.createElement('button');
   made.type = 'button';
   made.className = 'nnlab-button';
-  made.textContent = label;
-  if (title) {
-    made.title = title;
-    made.setAttribute('aria-label', title);
-  }
+  rename(made, label, title);
   made.addEventListener('click', () => {
     if (made.getAttribute('aria-disabled') !== 'true') {
       pressed();

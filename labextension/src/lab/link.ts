@@ -15,7 +15,7 @@ import type { PanelStatus } from './wire';
 import * as wire from './wire';
 
 /** What is known of the package in a kernel. */
-export type Presence = 'unknown' | 'other-language' | 'missing' | 'unloaded' | 'too-old' | 'loaded' | 'other-version';
+export type Presence = 'unknown' | 'other-language' | 'missing' | 'unloaded' | 'too-old' | 'loaded' | 'older' | 'newer';
 
 export interface Answer {
   ok: boolean;
@@ -98,18 +98,18 @@ export class KernelLink implements IDisposable {
    * A kernel that tells by itself is given longer: the question would make a busy one look idle.
    */
   async poll(everySeconds: number, saves: boolean): Promise<void> {
-    const wanted = this.presence === 'loaded' || this.presence === 'other-version';
+    const wanted = ['loaded', 'older', 'newer'].includes(this.presence);
     const late = (since: number, times: number) => performance.now() - since > everySeconds * 1000 * times;
     if (wanted && !this.#asking && !this.#disposed && late(this.#told, 0.9) && late(this.#pushed, 1.8)) {
       await this.#ask(saves);
     }
   }
 
-  /** Ask for something to be done; never rejects. */
+  /** Ask for something to be done; never rejects. A refusal without a text is a kernel that did not answer. */
   async act(action: string, content: JSONObject = {}): Promise<Answer> {
     const reply = await this.#control(wire.ACTION_REQUEST, { [wire.ACTION]: action, ...content }, ANSWER_MS);
     if (!reply) {
-      return { ok: false, text: 'The kernel did not answer.' };
+      return { ok: false };
     }
     void this.#ask(false);
     return reply as unknown as Answer;
@@ -205,7 +205,7 @@ export class KernelLink implements IDisposable {
       status.saves = this.status?.saves ?? [];
     }
     this.status = status;
-    this.presence = status.protocol === wire.PROTOCOL ? 'loaded' : 'other-version';
+    this.presence = status.protocol === wire.PROTOCOL ? 'loaded' : status.protocol < wire.PROTOCOL ? 'older' : 'newer';
     this.#openComm();
     this.#say();
   }

@@ -7,8 +7,8 @@ import * as wire from './wire';
 /** The translator's name for this extension's strings. */
 export const DOMAIN = 'nnsight_lab';
 
-export function bytes(count: number): string {
-  const units = ['B', 'KB', 'MB', 'GB', 'TB'];
+export function bytes(count: number, trans: TranslationBundle): string {
+  const units = [trans.__('B'), trans.__('KB'), trans.__('MB'), trans.__('GB'), trans.__('TB')];
   let value = count;
   let unit = 0;
   while (value >= 1000 && unit < units.length - 1) {
@@ -46,6 +46,24 @@ export function state(name: string, trans: TranslationBundle): string {
   }
 }
 
+/** What was asked for, of an engine. */
+export function action(name: string, engine: string, trans: TranslationBundle): string {
+  switch (name) {
+    case wire.START:
+      return trans.__('start %1', engine);
+    case wire.RESTART:
+      return trans.__('restart %1', engine);
+    case wire.STOP:
+      return trans.__('stop %1', engine);
+    case wire.EDIT_CLEAR:
+      return trans.__('clear an edit of %1', engine);
+    case wire.END_ORPHAN:
+      return trans.__('end %1', engine);
+    default:
+      return `${name} ${engine}`;
+  }
+}
+
 /** What stands where a kernel has no engine to show. */
 export function presence(found: Presence, version: string, trans: TranslationBundle): string {
   switch (found) {
@@ -62,9 +80,15 @@ export function presence(found: Presence, version: string, trans: TranslationBun
         'The nnsight-lab of this notebook’s kernel is older than this panel and tells it nothing: run “%1” there, then restart the kernel.',
         '%pip install -U nnsight-lab'
       );
-    case 'other-version':
+    case 'older':
       return trans.__(
-        'The kernel has nnsight-lab %1, which speaks to this panel in another way. Install the same version for both, then restart the kernel and reload the page.',
+        'The kernel has nnsight-lab %1, which is older than this panel: run “%2” there, then restart the kernel.',
+        version,
+        '%pip install -U nnsight-lab'
+      );
+    case 'newer':
+      return trans.__(
+        'The kernel has nnsight-lab %1, which is newer than this panel: install that version where JupyterLab runs, then reload the page.',
         version
       );
     case 'loaded':

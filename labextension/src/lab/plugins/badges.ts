@@ -1,6 +1,7 @@
 import type { JupyterFrontEnd, JupyterFrontEndPlugin } from '@jupyterlab/application';
 import type { NotebookPanel } from '@jupyterlab/notebook';
 import { INotebookTracker } from '@jupyterlab/notebook';
+import { ISettingRegistry } from '@jupyterlab/settingregistry';
 import { ITranslator, nullTranslator } from '@jupyterlab/translation';
 
 import { element, say } from '../../widgets/dom';
@@ -17,21 +18,28 @@ export const badges: JupyterFrontEndPlugin<void> = {
   description: 'Marks the cells whose edits are on an engine.',
   autoStart: true,
   requires: [IWatch, INotebookTracker],
-  optional: [ITranslator],
-  activate: (_: JupyterFrontEnd, watch: Watch, tracker: INotebookTracker, translator: ITranslator | null) => {
+  optional: [ITranslator, ISettingRegistry],
+  activate: (
+    _: JupyterFrontEnd,
+    watch: Watch,
+    tracker: INotebookTracker,
+    translator: ITranslator | null,
+    registry: ISettingRegistry | null
+  ) => {
     const trans = (translator ?? nullTranslator).load(DOMAIN);
+    let shown = true;
     const draw = (panel: NotebookPanel) => {
       if (panel.isDisposed) {
         return;
       }
       const wanted = new Map<HTMLElement, { text: string; stale: boolean; off: boolean }>();
-      for (const engine of watch.linkOf(panel)?.status?.engines ?? []) {
+      for (const engine of (shown && watch.linkOf(panel)?.status?.engines) || []) {
         for (const edit of engine.edits) {
           const standing = editOf(panel, edit);
           const area = standing === 'no-cell' ? null : cellOf(panel, edit.cell_id)?.inputArea?.editorWidget.node;
           if (area) {
             const how = standing === 'stale' ? trans.__('stale: run the cell again') : edit.on ? trans.__('on') : trans.__('off');
-            wanted.set(area, { text: `${edit.name} v${edit.version} · ${how}`, stale: standing === 'stale', off: !edit.on });
+            wanted.set(area, { text: trans.__('%1 v%2 · %3', edit.name, edit.version, how), stale: standing === 'stale', off: !edit.on });
           }
         }
       }
@@ -54,6 +62,14 @@ export const badges: JupyterFrontEndPlugin<void> = {
     };
     const drawAll = () => tracker.forEach(draw);
     watch.changed.connect(drawAll);
+    void registry?.load(badges.id).then(settings => {
+      const read = () => {
+        shown = settings.get('show').composite as boolean;
+        drawAll();
+      };
+      settings.changed.connect(read);
+      read();
+    });
     const watched = (panel: NotebookPanel) => {
       const changed = () => draw(panel);
       panel.model?.contentChanged.connect(changed);

@@ -70,9 +70,18 @@ export const cells: JupyterFrontEndPlugin<void> = {
       execute: () => {
         const menu = new Menu({ commands: app.commands });
         FORMS.forEach(form => menu.addItem({ command: `nnsight-lab:to-${form}` }));
-        menu.aboutToClose.connect(() => requestAnimationFrame(() => menu.dispose()));
         const item = tracker.currentWidget?.toolbar.node.querySelector("[data-jp-item-name='nnsight-lab']");
         const box = item?.getBoundingClientRect();
+        const opener = document.activeElement;
+        menu.aboutToClose.connect(() =>
+          requestAnimationFrame(() => {
+            menu.dispose();
+            // Nothing was chosen: the keyboard is back where it was.
+            if (document.activeElement === document.body && opener instanceof HTMLElement) {
+              opener.focus();
+            }
+          })
+        );
         menu.open(box?.left ?? 0, box?.bottom ?? 0);
       }
     });

@@ -3,11 +3,13 @@ import { ILabShell, ILayoutRestorer } from '@jupyterlab/application';
 import { ICommandPalette, MainAreaWidget } from '@jupyterlab/apputils';
 import { IEditorLanguageRegistry } from '@jupyterlab/codemirror';
 import { OutputAreaModel, SimplifiedOutputArea } from '@jupyterlab/outputarea';
+import { ISettingRegistry } from '@jupyterlab/settingregistry';
 import { ITranslator, nullTranslator } from '@jupyterlab/translation';
 import { LabIcon } from '@jupyterlab/ui-components';
 import { Panel, TabPanel, Widget } from '@lumino/widgets';
 
 import { element } from '../../widgets/dom';
+import { Defaults } from '../defaults';
 import '../style.css';
 import type { Context } from '../views/context';
 import { act } from '../views/context';
@@ -30,7 +32,14 @@ export const panel: JupyterFrontEndPlugin<void> = {
   description: 'The side panel with engines, edits and saves, and its commands.',
   autoStart: true,
   requires: [IWatch],
-  optional: [ITranslator, ICommandPalette, ILayoutRestorer, IEditorLanguageRegistry, ILabShell],
+  optional: [
+    ITranslator,
+    ICommandPalette,
+    ILayoutRestorer,
+    IEditorLanguageRegistry,
+    ILabShell,
+    ISettingRegistry
+  ],
   activate: (
     app: JupyterFrontEnd,
     watch: Watch,
@@ -38,10 +47,13 @@ export const panel: JupyterFrontEndPlugin<void> = {
     palette: ICommandPalette | null,
     restorer: ILayoutRestorer | null,
     languages: IEditorLanguageRegistry | null,
-    lab: ILabShell | null
+    lab: ILabShell | null,
+    registry: ISettingRegistry | null
   ) => {
     const trans = (translator ?? nullTranslator).load(DOMAIN);
-    const context: Context = { app, watch, trans, languages, announce: text => side.announce(text) };
+    const defaults = new Defaults();
+    void registry?.load(panel.id).then(settings => defaults.follow(settings));
+    const context: Context = { app, watch, trans, languages, defaults, announce: text => side.announce(text) };
     const side = new EnginePanel(context);
     side.title.icon = icon;
     app.shell.add(side, 'left', { rank: 500, type: 'nnsight-lab' });
@@ -111,10 +123,10 @@ export const panel: JupyterFrontEndPlugin<void> = {
           return;
         }
         const engine = nameOf(args);
-        const text = element('pre', { class: 'nnlab-log', tabindex: '0', 'aria-label': trans.__('Log of engine %1', engine) });
+        const text = element('pre', { class: 'nnlab-log', tabindex: '0', role: 'group', 'aria-label': trans.__('Log of engine %1', engine) });
         const read = async () => {
           const answer = await watched.link.act(wire.LOG, { engine });
-          text.textContent = answer.text ?? '';
+          text.textContent = answer.text ?? trans.__('The kernel did not answer.');
           text.scrollTop = text.scrollHeight;
         };
         const content = new Widget();

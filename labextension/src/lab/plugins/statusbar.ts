@@ -33,7 +33,7 @@ export const statusbar: JupyterFrontEndPlugin<void> = {
       const found = engine();
       if (found) {
         const rate = found.state === wire.BUSY ? trans.__(' · %1 tokens/s', Math.round(found.tokens_per_s)) : '';
-        const saves = found.saves_bytes ? trans.__(' · %1 saved', bytes(found.saves_bytes)) : '';
+        const saves = found.saves_bytes ? trans.__(' · %1 saved', bytes(found.saves_bytes, trans)) : '';
         say(text, trans.__('%1: %2', found.name, state(found.state, trans)) + rate + saves);
         text.title = trans.__('Show the engine panel');
       }

@@ -2,6 +2,7 @@ import type { JupyterFrontEnd } from '@jupyterlab/application';
 import type { IEditorLanguageRegistry } from '@jupyterlab/codemirror';
 import type { TranslationBundle } from '@jupyterlab/translation';
 
+import type { Defaults } from '../defaults';
 import type { Watch, Watched } from '../watch';
 
 /** What every view needs. */
@@ -10,6 +11,7 @@ export interface Context {
   watch: Watch;
   trans: TranslationBundle;
   languages: IEditorLanguageRegistry | null;
+  defaults: Defaults;
   /** Say something to everybody, also to a screen reader. */
   announce: (text: string) => void;
 }
@@ -23,7 +25,7 @@ export async function act(
 ): Promise<boolean> {
   const answer = await watched.link.act(action, content);
   if (!answer.ok || answer.text) {
-    context.announce(answer.text ?? context.trans.__('That did not work.'));
+    context.announce(answer.text ?? context.trans.__('The kernel did not answer.'));
   }
   return answer.ok;
 }

@@ -51,7 +51,7 @@ export class EditsView {
     const stale = element('span', { class: 'nnlab-stale' });
     const counts = element('span', { class: 'nnlab-counts' });
     const error = element('p', { class: 'nnlab-error' });
-    const source = element('pre', { class: 'nnlab-source', tabindex: '0', 'aria-label': trans.__('Source of edit %1', first.name) });
+    const source = element('pre', { class: 'nnlab-source', tabindex: '0', role: 'group', 'aria-label': trans.__('Source of edit %1', first.name) });
     const owner = element('p', { class: 'nnlab-faint' });
     const jump = button(trans.__('Go to cell'), () => void revealCell(this.watched.panel, latest.cell_id));
     const compare = button(trans.__('Difference'), () => void this.#compare(latest), trans.__('Difference to the version before'));
@@ -59,7 +59,7 @@ export class EditsView {
     const details = element(
       'details',
       {},
-      element('summary', {}, element('span', { class: 'nnlab-edit-name' }, first.name), version, stale, counts),
+      element('summary', {}, element('span', { class: 'nnlab-edit-name' }, first.name), ' ', version, ' ', stale, ' ', counts),
       source,
       owner,
       element('div', { class: 'nnlab-actions' }, jump, compare, clear)
@@ -70,12 +70,12 @@ export class EditsView {
       update: edit => {
         latest = edit;
         on.checked = edit.on;
-        say(version, ` v${edit.version}`);
+        say(version, trans.__('v%1', edit.version));
         const isStale = editOf(this.watched.panel, edit) === 'stale';
         say(stale, isStale ? trans.__('stale') : '');
         stale.title = isStale ? trans.__('Its cell was changed since it was installed') : '';
         const ran = trans._n('%1 request', '%1 requests', edit.hits);
-        say(counts, edit.errors ? `${ran}, ${trans._n('%1 error', '%1 errors', edit.errors)}` : ran);
+        say(counts, `· ${edit.errors ? `${ran}, ${trans._n('%1 error', '%1 errors', edit.errors)}` : ran}`);
         say(error, edit.errors ? edit.last_error : '');
         error.hidden = !edit.errors;
         say(owner, trans.__('Installed by %1', edit.owner));
@@ -88,11 +88,10 @@ export class EditsView {
 
   async #compare(edit: PanelEdit): Promise<void> {
     const { trans } = this.context;
-    const body = new Widget({
-      node: differenceView(edit.previous_source, edit.source, { added: trans.__('added'), removed: trans.__('removed') })
-    });
+    const title = trans.__('Edit %1: version %2 to %3', edit.name, edit.version - 1, edit.version);
+    const body = new Widget({ node: differenceView(edit.previous_source, edit.source, title) });
     await showDialog({
-      title: trans.__('Edit %1: version %2 to %3', edit.name, edit.version - 1, edit.version),
+      title,
       body,
       buttons: [Dialog.okButton({ label: trans.__('Close') })]
     });

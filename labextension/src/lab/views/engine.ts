@@ -1,6 +1,6 @@
 /** One engine: what it is, what it does, and what can be done with it. */
 import { element, say } from '../../widgets/dom';
-import { button } from '../keyed';
+import { button, rename } from '../keyed';
 import type { Watched } from '../watch';
 import * as wire from '../wire';
 import type { PanelEngine } from '../wire';
@@ -32,7 +32,7 @@ export class EngineView {
       this.#buttons.set(action, made);
       actions.append(made);
     };
-    add(wire.INTERRUPT, trans.__('Interrupt'), trans.__('Abort my requests on engine %1; it stays loaded', engine.name));
+    add(wire.INTERRUPT, trans.__('Interrupt'), trans.__('Interrupt my requests on engine %1; it stays loaded', engine.name));
     add(wire.RESTART, trans.__('Restart'), trans.__('Restart engine %1 with its edits', engine.name));
     add(wire.STOP, trans.__('Stop'), trans.__('Stop engine %1 and free its memory', engine.name));
     add(wire.LOG, trans.__('Log'), trans.__('Show the log of engine %1', engine.name), () => {
@@ -61,17 +61,17 @@ export class EngineView {
     this.#figure('rate', trans.__('Tokens/s'), alive ? String(Math.round(engine.tokens_per_s)) : '');
     const kv = engine.kv_used;
     this.#figure('kv', trans.__('KV cache'), alive && kv >= 0 ? trans.__('about %1 %', Math.round(kv * 1000) / 10) : '', kv);
-    const disk = engine.saves_disk_bytes ? trans.__(', %1 on disk', bytes(engine.saves_disk_bytes)) : '';
+    const disk = engine.saves_disk_bytes ? trans.__(', %1 on disk', bytes(engine.saves_disk_bytes, trans)) : '';
     const part = engine.saves_budget_bytes ? engine.saves_bytes / engine.saves_budget_bytes : 0;
     this.#figure(
       'saves',
       trans.__('Saves'),
       // Until it is up, its budget is not known.
-      alive || engine.saves_bytes ? trans.__('%1 of %2', bytes(engine.saves_bytes), bytes(engine.saves_budget_bytes)) + disk : '',
+      alive || engine.saves_bytes ? trans.__('%1 of %2', bytes(engine.saves_bytes, trans), bytes(engine.saves_budget_bytes, trans)) + disk : '',
       part
     );
-    const gpu = engine.gpu_bytes ? trans.__(', %1 on the GPU', bytes(engine.gpu_bytes)) : '';
-    this.#figure('memory', trans.__('Memory'), engine.memory_bytes ? bytes(engine.memory_bytes) + gpu : '');
+    const gpu = engine.gpu_bytes ? trans.__(', %1 on the GPU', bytes(engine.gpu_bytes, trans)) : '';
+    this.#figure('memory', trans.__('Memory'), engine.memory_bytes ? bytes(engine.memory_bytes, trans) + gpu : '');
     const idle = engine.idle_s ? trans.__(', idle for %1', duration(engine.idle_s + age, trans)) : '';
     this.#figure('up', trans.__('Up'), alive ? duration(engine.up_s + age, trans) + idle : '');
     this.#figure('pids', trans.__('Processes'), engine.pids.join(', '));
@@ -79,7 +79,12 @@ export class EngineView {
     this.#usable(wire.INTERRUPT, engine.state === wire.BUSY);
     this.#usable(wire.RESTART, !starting);
     this.#usable(wire.STOP, engine.state !== wire.STOPPED);
-    say(this.#buttons.get(wire.STOP)!, starting ? trans.__('Give up') : trans.__('Stop'));
+    const stop = this.#buttons.get(wire.STOP)!;
+    if (starting) {
+      rename(stop, trans.__('Give up'), trans.__('Give up the start of engine %1', engine.name));
+    } else {
+      rename(stop, trans.__('Stop'), trans.__('Stop engine %1 and free its memory', engine.name));
+    }
     this.#edits.update(engine.edits);
   }
 

@@ -7,11 +7,13 @@ import { button, Keyed } from '../keyed';
 import type { Watched } from '../watch';
 import * as wire from '../wire';
 import type { PanelAction, PanelEngine, PanelOrphan } from '../wire';
+import * as words from '../words';
 import { bytes, duration, presence } from '../words';
 import type { Context } from './context';
 import { act } from './context';
 import { EngineView } from './engine';
 import { SavesView } from './saves';
+import { Spoken } from './spoken';
 import { StartForm } from './startForm';
 
 export const PANEL_ID = 'nnsight-lab-panel';
@@ -20,6 +22,8 @@ export class EnginePanel extends Widget {
   readonly #kernels: Keyed<Watched>;
   readonly #none: HTMLElement;
   readonly #live: HTMLElement;
+  readonly #spoken: HTMLElement;
+  readonly #news: Spoken;
   readonly #orphans: HTMLElement;
   readonly #orphanList: Keyed<PanelOrphan>;
   readonly #views = new Map<string, KernelView>();
@@ -35,6 +39,8 @@ export class EnginePanel extends Widget {
     this.node.setAttribute('aria-label', trans.__('Engine'));
     this.#none = element('p', { class: 'nnlab-words' }, trans.__('Open a notebook: its engine, edits and saves are shown here.'));
     this.#live = element('div', { class: 'nnlab-live', role: 'status', 'aria-live': 'polite' });
+    this.#spoken = element('div', { class: 'nnlab-spoken', role: 'status', 'aria-live': 'polite' });
+    this.#news = new Spoken(trans);
     const kernels = element('div', {});
     this.#kernels = new Keyed(
       kernels,
@@ -58,8 +64,9 @@ export class EnginePanel extends Widget {
       element('p', { class: 'nnlab-faint' }, trans.__('Yours; their kernels are gone, and they still hold memory.')),
       orphans
     );
-    this.node.append(element('h3', {}, trans.__('Engine')), this.#live, this.#none, kernels, this.#orphans);
+    this.node.append(element('h3', {}, trans.__('Engine')), this.#live, this.#spoken, this.#none, kernels, this.#orphans);
     watch.changed.connect(this.update, this);
+    context.defaults.changed.connect(this.update, this);
     this.update();
   }
 
@@ -113,6 +120,10 @@ export class EnginePanel extends Widget {
     }
     this.#orphans.hidden = orphans.size === 0;
     this.#orphanList.show([...orphans.values()]);
+    const news = this.#news.news(this.context.watch.all);
+    if (news) {
+      this.#spoken.textContent = news;
+    }
   }
 
   #look(visible: boolean): void {
@@ -141,8 +152,8 @@ export class EnginePanel extends Widget {
     return {
       element: element('li', { class: 'nnlab-orphan' }, text, end),
       update: latest => {
-        const gpu = latest.gpu_bytes ? trans.__(', %1 on the GPU', bytes(latest.gpu_bytes)) : '';
-        say(text, trans.__('Processes %1: %2', latest.pids.join(', '), bytes(latest.memory_bytes) + gpu));
+        const gpu = latest.gpu_bytes ? trans.__(', %1 on the GPU', bytes(latest.gpu_bytes, trans)) : '';
+        say(text, trans.__('Processes %1: %2', latest.pids.join(', '), bytes(latest.memory_bytes, trans) + gpu));
       }
     };
   }
@@ -152,7 +163,7 @@ export class EnginePanel extends Widget {
 class KernelView {
   readonly element: HTMLElement;
   readonly #title = element('h4', { class: 'nnlab-kernel' });
-  readonly #words = element('p', { class: 'nnlab-words', role: 'status' });
+  readonly #words = element('p', { class: 'nnlab-words' });
   readonly #load: HTMLButtonElement;
   readonly #engines: Keyed<PanelEngine>;
   readonly #start: HTMLDetailsElement;
@@ -168,7 +179,7 @@ class KernelView {
   ) {
     const { trans } = context;
     this.#watched = watched;
-    this.#load = button(trans.__('Load it'), () => void this.#loadIt(), trans.__('Run %1 in this notebook’s kernel', '%load_ext nnsight_lab'));
+    this.#load = button(trans.__('Load it'), () => void this.#loadIt(), trans.__('Load it: run %1 in this notebook’s kernel', '%load_ext nnsight_lab'));
     const engines = element('div', {});
     this.#engines = new Keyed(
       engines,
@@ -249,12 +260,16 @@ class KernelView {
     if (status.importing_s > 0) {
       return trans.__('Importing vLLM and nnsight (%1) …', duration(status.importing_s, trans));
     }
-    return status.engines.length === 0 ? trans.__('No engine is running in this kernel.') : '';
+    if (status.engines.length > 0) {
+      return '';
+    }
+    const none = trans.__('No engine is running in this kernel.');
+    return status.gpus === 0 ? `${none} ${trans.__('It has no GPU: an engine runs on the CPU, for small models.')}` : none;
   }
 
   #action(item: HTMLElement, action: PanelAction): void {
     const { trans } = this.context;
-    const what = `${action.action.replace('_', ' ')} ${action.engine}`;
+    const what = words.action(action.action, action.engine, trans);
     item.className = action.state === wire.FAILED ? 'nnlab-error' : 'nnlab-faint';
     say(item, action.state === wire.FAILED ? trans.__('%1: %2', what, action.text) : trans.__('%1 …', what));
   }

@@ -23,8 +23,8 @@ export class SavesView {
   ) {
     const { trans } = context;
     const list = element('ul', { class: 'nnlab-list', 'aria-label': trans.__('Recent requests') });
-    this.#none = element('p', { class: 'nnlab-faint' }, trans.__('Nothing was saved yet. “.save()” in a block keeps a value.'));
-    this.#open = button(trans.__('Open in a tab'), () => void context.app.commands.execute('nnsight-lab:saves'), trans.__('Open the saves in a tab, to sort, search and compare'));
+    this.#none = element('p', { class: 'nnlab-faint' }, trans.__('Nothing was saved yet. “%1” in a block keeps a value.', '.save()'));
+    this.#open = button(trans.__('Open the saves in a tab'), () => void context.app.commands.execute('nnsight-lab:saves'));
     this.element = element('div', { class: 'nnlab-saves' }, element('div', { class: 'nnlab-actions' }, this.#open), this.#none, list);
     this.#list = new Keyed(
       list,
@@ -58,8 +58,9 @@ export class SavesView {
       element: item,
       update: request => {
         const total = request.saves.reduce((sum, save) => sum + save.bytes, 0);
-        const values = this.context.trans._n('%1 value', '%1 values', request.saves.length);
-        say(prompt, `${request.saves[0]?.prompt || first.id} · ${values}, ${bytes(total)}`);
+        const { trans } = this.context;
+        const values = trans._n('%1 value', '%1 values', request.saves.length);
+        say(prompt, `${request.saves[0]?.prompt || first.id} · ${values}, ${bytes(total, trans)}`);
         prompt.title = request.id;
         keyed.show(request.saves);
       }

@@ -58,14 +58,11 @@ export function difference(before: string, after: string): Line[] {
   return lines;
 }
 
-export function differenceView(before: string, after: string, words: { added: string; removed: string }): HTMLElement {
-  const list = element('pre', { class: 'nnlab-diff', tabindex: '0' });
+export function differenceView(before: string, after: string, title: string): HTMLElement {
+  const list = element('pre', { class: 'nnlab-diff', tabindex: '0', role: 'group', 'aria-label': title });
   for (const { mark, text } of difference(before, after)) {
-    const line = element('div', { class: mark === '+' ? 'nnlab-added' : mark === '-' ? 'nnlab-removed' : '' }, `${mark} ${text}`);
-    if (mark !== ' ') {
-      line.setAttribute('aria-label', `${mark === '+' ? words.added : words.removed}: ${text}`);
-    }
-    list.append(line);
+    // A screen reader has its own words for these.
+    list.append(element(mark === '+' ? 'ins' : mark === '-' ? 'del' : 'div', {}, `${mark} ${text}`));
   }
   return list;
 }

@@ -31,13 +31,14 @@ export class StartForm {
       id: `${id}-model`,
       class: 'nnlab-input',
       list: `${id}-models`,
-      value: 'demo',
+      value: context.defaults.model,
       spellcheck: 'false',
       'aria-describedby': `${id}-error`
     });
     this.#options = element('input', {
       id: `${id}-options`,
       class: 'nnlab-input',
+      value: context.defaults.options,
       placeholder: 'max_model_len=2048 dtype=bfloat16',
       spellcheck: 'false',
       'aria-describedby': `${id}-error`
@@ -72,14 +73,28 @@ export class StartForm {
   }
 
   update(models: readonly string[]): void {
+    const { defaults } = this.context;
+    this.#begin(this.#model, defaults.model);
+    this.#begin(this.#options, defaults.options);
     const known = [...this.#models.children].map(option => (option as HTMLOptionElement).value);
     if (known.join('\n') !== models.join('\n')) {
       this.#models.replaceChildren(...models.map(model => element('option', { value: model })));
     }
   }
 
+  /** What the settings say now; what was typed stays. */
+  #begin(input: HTMLInputElement, value: string): void {
+    if (input.defaultValue !== value) {
+      const typed = input.value !== input.defaultValue;
+      input.defaultValue = value;
+      if (!typed) {
+        input.value = value;
+      }
+    }
+  }
+
   get #content(): Record<string, string> {
-    return { model: this.#model.value, options: this.#options.value };
+    return { model: this.#model.value, options: this.context.defaults.completed(this.#options.value) };
   }
 
   #typed(): void {
@@ -93,7 +108,7 @@ export class StartForm {
       const asked = (this.#asked += 1);
       const answer = await watched.link.act(wire.CHECK, this.#content);
       if (asked === this.#asked) {
-        this.#judge(answer.ok ? '' : (answer.text ?? ''));
+        this.#judge(answer.ok ? '' : (answer.text ?? this.context.trans.__('The kernel did not answer.')));
       }
     }
   }
@@ -122,7 +137,7 @@ export class StartForm {
         }
       }
       const answer = await watched.link.act(wire.CHECK, this.#content);
-      this.#judge(answer.ok ? '' : (answer.text ?? ''));
+      this.#judge(answer.ok ? '' : (answer.text ?? this.context.trans.__('The kernel did not answer.')));
       if (answer.ok && (await act(this.context, watched, wire.START, this.#content))) {
         this.started();
       }
