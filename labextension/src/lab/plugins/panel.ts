@@ -5,9 +5,11 @@ import { IEditorLanguageRegistry } from '@jupyterlab/codemirror';
 import { OutputAreaModel, SimplifiedOutputArea } from '@jupyterlab/outputarea';
 import { ITranslator, nullTranslator } from '@jupyterlab/translation';
 import { LabIcon } from '@jupyterlab/ui-components';
-import { Panel, Widget } from '@lumino/widgets';
+import { Panel } from '@lumino/widgets';
 
-import { element } from '../../widgets/dom';
+import { openLog } from '../logTab';
+import { IMachine } from '../machine';
+import type { Machine } from '../machine';
 import '../style.css';
 import type { Context } from '../views/context';
 import { act } from '../views/context';
@@ -16,7 +18,6 @@ import type { Watch } from '../watch';
 import { IWatch } from '../watch';
 import * as wire from '../wire';
 import { DOMAIN } from '../words';
-import { button } from '../keyed';
 
 export const icon = new LabIcon({
   name: 'nnsight-lab:engine',
@@ -30,18 +31,19 @@ export const panel: JupyterFrontEndPlugin<void> = {
   description: 'The side panel with engines, edits and saves, and its commands.',
   autoStart: true,
   requires: [IWatch],
-  optional: [ITranslator, ICommandPalette, ILayoutRestorer, IEditorLanguageRegistry],
+  optional: [ITranslator, ICommandPalette, ILayoutRestorer, IEditorLanguageRegistry, IMachine],
   activate: (
     app: JupyterFrontEnd,
     watch: Watch,
     translator: ITranslator | null,
     palette: ICommandPalette | null,
     restorer: ILayoutRestorer | null,
-    languages: IEditorLanguageRegistry | null
+    languages: IEditorLanguageRegistry | null,
+    machine: Machine | null
   ) => {
     const trans = (translator ?? nullTranslator).load(DOMAIN);
     const context: Context = { app, watch, trans, languages, announce: text => side.announce(text) };
-    const side = new EnginePanel(context);
+    const side = new EnginePanel(context, machine);
     side.title.icon = icon;
     app.shell.add(side, 'left', { rank: 500, type: 'nnsight-lab' });
     restorer?.add(side, side.id);
@@ -96,22 +98,21 @@ export const panel: JupyterFrontEndPlugin<void> = {
           return;
         }
         const engine = nameOf(args);
-        const text = element('pre', { class: 'nnlab-log', tabindex: '0', 'aria-label': trans.__('Log of engine %1', engine) });
-        const read = async () => {
-          const answer = await watched.link.act(wire.LOG, { engine });
-          text.textContent = answer.text ?? '';
-          text.scrollTop = text.scrollHeight;
-        };
-        const content = new Widget();
-        content.addClass('nnlab-log-view');
-        content.title.label = trans.__('Log: %1', engine);
-        content.title.icon = icon;
-        content.node.append(element('div', { class: 'nnlab-actions' }, button(trans.__('Read again'), () => void read())), text);
-        app.shell.add(new MainAreaWidget({ content }), 'main', { mode: 'split-bottom' });
-        void read();
+        openLog(app, trans, icon, engine, async () => (await watched.link.act(wire.LOG, { engine })).text ?? '');
       },
       () => front() !== null
     );
+    // Not in the palette: it is of an engine that is chosen in the panel.
+    app.commands.addCommand('nnsight-lab:machine-log', {
+      label: trans.__('Show the log of an engine of this machine'),
+      execute: args => {
+        const found = machine?.status?.engines.find(engine => engine.engine === args.engine);
+        if (machine && found) {
+          openLog(app, trans, icon, found.name || found.engine, async () => (await machine.log(found.engine)).text);
+        }
+      },
+      describedBy: { args: { type: 'object', properties: { engine: { type: 'string' } } } }
+    });
     command(
       'nnsight-lab:saves',
       trans.__('Open the saves in a tab'),
