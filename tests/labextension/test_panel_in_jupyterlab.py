@@ -508,7 +508,8 @@ def test_an_engine_is_shown_though_its_kernel_computes_in_c_and_ended_once_that_
     notebook: Notebook, panel: Panel, folder: Path
 ) -> None:
     page = panel.page
-    page.evaluate("[...jupyterapp.shell.widgets('main')].slice(1).forEach(widget => widget.close())")
+    # Closing asks what to do with what was not saved.
+    page.evaluate("[...jupyterapp.shell.widgets('main')].slice(1).forEach(widget => widget.dispose())")
     page.evaluate("jupyterapp.shell.activateById([...jupyterapp.shell.widgets('main')][0].id)")
     wait_until(lambda: notebook.idle, 30, "the first notebook's kernel")
     core = own_processes(folder)[0]
@@ -530,7 +531,7 @@ def test_an_engine_is_shown_though_its_kernel_computes_in_c_and_ended_once_that_
 
     os.kill(kernel, signal.SIGKILL)
     page.evaluate("jupyterapp.serviceManager.sessions.shutdownAll()")
-    page.evaluate("jupyterapp.shell.currentWidget.close()")
+    page.evaluate("jupyterapp.shell.currentWidget.dispose()")
     panel.says("Open a notebook")
     wait_until(lambda: end.count() == 1, 20, "the orphan")
     assert "main · demo" in engine.inner_text()

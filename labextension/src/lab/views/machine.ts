@@ -55,7 +55,7 @@ export class MachineView {
       gpu => String(gpu.index),
       () => this.#gpu()
     );
-    this.#held = section(trans.__('Engines of other kernels'), 'nnlab-held', held);
+    this.#held = section(trans.__('Other engines'), 'nnlab-held', held);
     this.#orphans = section(
       trans.__('Engines without a kernel'),
       'nnlab-orphans',
