@@ -1,7 +1,8 @@
 """What a wheel and an sdist need on top of pyproject.toml: the browser's part, built before.
 
-Installing must not need node, so the built files travel in both; and JupyterLab looks for its extension in
-`share/jupyter`, not in packages. An editable install has neither: `scripts/setup.sh` builds and links there.
+Installing must not need node, so the built files travel in both. JupyterLab looks for its extension in
+`share/jupyter`, and its server for the file that enables its own in `etc/jupyter`, not in packages. An
+editable install has neither: `scripts/setup.sh` builds and links there.
 It refuses to make an archive without them, which would install and then show no widget and no panel; or with
 what `make lab-dev` built, which is several times larger.
 """
@@ -18,6 +19,7 @@ LABEXTENSION = "nnsight_lab/labextension"
 #: Left by a development build, removed by the next other one.
 DEVELOPMENT = "labextension/node_modules/.cache/nnsight-lab/development"
 INSTALLED = "share/jupyter/labextensions/nnsight-lab"
+SERVER_CONFIG = "jupyter_server_config.d/nnsight-lab.json"
 
 
 class BrowserPart(BuildHookInterface[Any]):
@@ -39,6 +41,9 @@ class BrowserPart(BuildHookInterface[Any]):
                 "the browser's part is a development build: scripts/setup.sh widgets makes the other"
             )
         if self.target_name == "wheel":
+            build_data["shared_data"][str(root / "jupyter-config" / SERVER_CONFIG)] = (
+                f"etc/jupyter/{SERVER_CONFIG}"
+            )
             # The second copy of package.json is for JupyterLab's own development builds.
             for path in sorted((root / LABEXTENSION).rglob("*")):
                 if path.is_file() and path.suffix not in (".map", ".orig"):

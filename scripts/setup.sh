@@ -162,13 +162,16 @@ widgets() {
     touch "$built"
 }
 
-# An editable install has no files outside its package, and JupyterLab looks for extensions in share/jupyter.
+# An editable install has no files outside its package: JupyterLab looks for extensions in share/jupyter, and
+# its server for what enables its own in etc/jupyter.
 link() {
     local there=$VENV/share/jupyter/labextensions/nnsight-lab
+    local config=jupyter_server_config.d/nnsight-lab.json
     [ -d "$VENV" ] || return 0
-    mkdir -p "$(dirname "$there")"
+    mkdir -p "$(dirname "$there")" "$VENV/etc/jupyter/$(dirname "$config")"
     rm -rf "$there"
     ln -s "$PWD/nnsight_lab/labextension" "$there"
+    ln -sf "$PWD/jupyter-config/$config" "$VENV/etc/jupyter/$config"
 }
 
 case "${1:-}" in

@@ -42,6 +42,8 @@ SETTINGS: Final[Mapping[str, Mapping[str, Any]]] = {
 }
 #: Where a checkout has it built; where it was installed, JupyterLab finds it by itself.
 LABEXTENSION: Final = Path(__file__).parents[1] / "labextension"
+#: And its server extension, as an install enables it.
+SERVER_CONFIG: Final = {"ServerApp": {"jpserver_extensions": {"nnsight_lab.jupyter_server": True}}}
 THEMES: Final = ("JupyterLab Light", "JupyterLab Dark")
 _ANSI: Final = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
@@ -139,11 +141,14 @@ def serve(
     shutil.copy(notebook, root)
     settings = folder / "settings"
     write_settings(settings, SETTINGS)
-    # This package's own extension, whatever is installed here or is not.
+    # This package's own extensions, whatever is installed here or is not.
     extensions = folder / "jupyter" / "labextensions"
     extensions.mkdir(parents=True)
     if extension and LABEXTENSION.is_dir():
         (extensions / "nnsight-lab").symlink_to(LABEXTENSION)
+    config = folder / "config" / "jupyter_server_config.d" / "nnsight-lab.json"
+    config.parent.mkdir(parents=True, exist_ok=True)
+    config.write_text(json.dumps(SERVER_CONFIG))
     jupyter_path = [str(extensions.parent), *filter(None, [os.environ.get("JUPYTER_PATH")])]
     port, token = free_port(), secrets.token_hex(16)
     variables = {

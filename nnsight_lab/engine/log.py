@@ -55,6 +55,10 @@ _PHASES = (
 )
 
 
+#: What stands behind an engine's name in the name of its log.
+_STAMP = re.compile(r"-\d{8}-\d{6}-\d+-\d+\.log$")
+
+
 class EngineLog:
     """One engine's log.
 
@@ -154,6 +158,12 @@ class EngineLog:
                 continue
             return said
         return consequence
+
+
+def engine_name(path: str) -> str:
+    """The name of the engine that logs to ``path``; "" where that is no log of an engine."""
+    name, stamped = _STAMP.subn("", os.path.basename(path))
+    return name if stamped else ""
 
 
 def _ended(death: re.Match[str]) -> str:

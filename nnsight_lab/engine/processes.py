@@ -2,24 +2,27 @@
 
 Every process of an engine inherits two environment variables, the engine's id and its owner (pid
 and start time), so that they can be told apart from anybody else's and an orphan can be recognised
-after its kernel died. Only processes of this user that carry the mark are ever ended, by pid.
+after its kernel died. Only processes of this user that carry the mark are ever ended, by pid. Where it
+cannot be known whether a kernel lives, it is taken to live.
 """
 
 from __future__ import annotations
 
 import os
-import shutil
 import signal
-import subprocess
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 
-from nnsight_lab.wire.keys import ENGINE_ENV, LOG_ENV, OWNER_ENV
+from nnsight_lab.engine import gpus
+from nnsight_lab.wire.keys import ENGINE_ENV, LOG_ENV, MODEL_ENV, OWNER_ENV
+
+_TICK_S = 0.1
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,8 @@ class EngineProcess:
         name: Its command name, such as ``VLLM::EngineCore``.
         rss_bytes: Resident memory.
         log: The engine's log file.
+        started: When the process began, which tells it from a later one of the same pid.
+        model: The engine's, as it was asked for; "" where that is not known.
     """
 
     pid: int
@@ -41,11 +46,29 @@ class EngineProcess:
     name: str
     rss_bytes: int
     log: str = ""
+    started: float = 0.0
+    model: str = ""
 
     @property
     def orphaned(self) -> bool:
         """Whether its owner is gone."""
-        return not owner_alive(self.owner)
+        if not self.owner or owner_alive(self.owner):
+            return False
+        # A clock that was set moves every start time; a parent stays the parent. And in another world of
+        # pids than this, as in a container, the owner's pid says nothing here.
+        return _sees(self.pid) and not _descends(self.pid, self.owner)
+
+
+class Ended(NamedTuple):
+    """What came of ending an engine.
+
+    Attributes:
+        pids: Of the processes that were asked to end.
+        left: Of those that did not.
+    """
+
+    pids: list[int]
+    left: list[int]
 
 
 def this_owner() -> str:
@@ -106,6 +129,8 @@ def engine_processes(engine: str | None = None) -> list[EngineProcess]:
                     name=_title(process),
                     rss_bytes=process.memory_info().rss,
                     log=environ.get(LOG_ENV, ""),
+                    started=process.create_time(),
+                    model=environ.get(MODEL_ENV, ""),
                 )
             )
         except (psutil.Error, OSError, AttributeError):
@@ -127,19 +152,65 @@ def end(pids: list[int], *, grace_s: float = 5.0) -> list[int]:
     processes = []
     for pid in pids:
         try:
-            process = psutil.Process(pid)
-            process.send_signal(signal.SIGTERM)
-            processes.append(process)
+            processes.append(psutil.Process(pid))
         except psutil.Error:
             continue
-    _, alive = psutil.wait_procs(processes, timeout=grace_s)
+    return _end(processes, grace_s)
+
+
+def end_orphan(engine: str, *, grace_s: float = 5.0) -> Ended:
+    """End what is left of an engine whose kernel is gone; nothing where the kernel lives."""
+    found = engine_processes(engine)
+    return end_found(found, grace_s=grace_s) if all(process.orphaned for process in found) else Ended([], [])
+
+
+def end_found(found: Iterable[EngineProcess], *, grace_s: float = 5.0) -> Ended:
+    """End these processes, and none that has the pid of one of them by now."""
+    processes = []
+    for known in found:
+        try:
+            process = psutil.Process(known.pid)
+            if process.create_time() == known.started:
+                processes.append(process)
+        except psutil.Error:
+            continue
+    return Ended([process.pid for process in processes], _end(processes, grace_s))
+
+
+def _end(processes: Iterable[psutil.Process], grace_s: float) -> list[int]:
+    asked = []
+    for process in processes:
+        try:
+            process.send_signal(signal.SIGTERM)  # which looks again whether it is the same process
+            asked.append(process)
+        except psutil.Error:
+            continue
+    alive = _outlast(asked, grace_s)
     for process in alive:
         try:
             process.kill()
         except psutil.Error:
             continue
-    _, alive = psutil.wait_procs(alive, timeout=grace_s)
-    return [process.pid for process in alive]
+    return [process.pid for process in _outlast(alive, grace_s)]
+
+
+def _outlast(processes: list[psutil.Process], limit_s: float) -> list[psutil.Process]:
+    """Those that still run after ``limit_s``. One that ended counts as ended, though nobody took note of it:
+    the first process of a container often does not.
+    """
+    deadline, alive = time.monotonic() + limit_s, processes
+    while alive:
+        alive = [process for process in psutil.wait_procs(alive, timeout=_TICK_S)[1] if _runs(process)]
+        if time.monotonic() > deadline:
+            break
+    return alive
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.Error:
+        return False
 
 
 def send(engine: str, number: signal.Signals) -> list[int]:
@@ -180,24 +251,27 @@ def wait_gone(engine: str, timeout_s: float) -> list[EngineProcess]:
 
 
 def gpu_bytes(pids: Iterable[int]) -> int:
-    """GPU memory those processes hold, as the driver tells; 0 where there is no NVIDIA GPU.
-
-    Asked of ``nvidia-smi``, so that this process needs no CUDA context to know.
-    """
+    """GPU memory those processes hold, as the driver tells; 0 where there is no NVIDIA GPU."""
     wanted = set(pids)
-    if not wanted or shutil.which("nvidia-smi") is None:
+    if not wanted:
         return 0
-    query = ["nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits"]
+    return sum(held for pid, held in gpus.bytes_by_pid().items() if pid in wanted)
+
+
+def _sees(pid: int) -> bool:
+    """Whether a process lives in the same world of pids as this one."""
     try:
-        told = subprocess.run(query, capture_output=True, text=True, timeout=5, check=False).stdout
-    except (OSError, subprocess.TimeoutExpired):
-        return 0
-    found = 0
-    for line in told.splitlines():
-        pid, _, mib = line.partition(",")
-        if pid.strip().isdigit() and int(pid) in wanted and mib.strip().isdigit():
-            found += int(mib) * 2**20
-    return found
+        return os.readlink(f"/proc/{pid}/ns/pid") == os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return False
+
+
+def _descends(pid: int, owner: str) -> bool:
+    """Whether the process with the owner's pid started that of ``pid``, or what started it."""
+    try:
+        return owner.partition(":")[0] in {str(parent.pid) for parent in psutil.Process(pid).parents()}
+    except psutil.Error:
+        return False
 
 
 def _environ(pid: int) -> dict[str, str]:

@@ -27,7 +27,7 @@ from nnsight_lab.engine.log import EngineLog
 from nnsight_lab.engine.status import StartProgress
 from nnsight_lab.errors import EngineStartFailed, Interrupted, LabError
 from nnsight_lab.saves.budget import size_of
-from nnsight_lab.wire.keys import SAVES_CONFIG
+from nnsight_lab.wire.keys import MODEL_ENV, SAVES_CONFIG
 
 _TICK_S = 0.2
 _GIVE_UP_S = 15.0
@@ -102,7 +102,7 @@ class Start:
         self._enter("ready")
 
     def _build(self, path: str, options: dict[str, Any]) -> None:
-        with surroundings(self.engine_id, self.log, options):
+        with surroundings(self.engine_id, self.log, options, self.config.model):
             building = self.driver.start(path, options)
             try:
                 while not building.done():
@@ -164,15 +164,19 @@ def _sentence(error: BaseException) -> str:
 
 
 @contextlib.contextmanager
-def surroundings(engine_id: str, log: EngineLog, options: Mapping[str, Any]) -> Iterator[None]:
+def surroundings(
+    engine_id: str, log: EngineLog, options: Mapping[str, Any], model: str = ""
+) -> Iterator[None]:
     """What vLLM is started in: processes marked and detached, everything they say in the log.
 
     Args:
         engine_id: The mark.
         log: Where vLLM's records and whatever its processes print go.
         options: The engine options, for defaults that only the environment takes.
+        model: As it was asked for.
     """
     extra = {
+        MODEL_ENV: model,
         "VLLM_LOGGING_CONFIG_PATH": str(log.vllm_config()),
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
         "VLLM_NO_USAGE_STATS": os.environ.get("VLLM_NO_USAGE_STATS", "1"),

@@ -149,8 +149,7 @@ class Actions:
 
         def end() -> str:
             # Looked up anew: only what is this user's, carries the mark, and whose kernel is gone.
-            pids = [process.pid for process in processes.leftovers() if process.engine == engine]
-            left = processes.end(pids)
+            pids, left = processes.end_orphan(engine)
             if left:
                 raise LabError(f"Processes {', '.join(map(str, left))} would not end.")
             return f"{len(pids)} process{'' if len(pids) == 1 else 'es'} ended."

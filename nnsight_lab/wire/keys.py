@@ -37,6 +37,8 @@ TRIM = "lab_trim"
 ENGINE_ENV = "NNSIGHT_LAB_ENGINE"
 OWNER_ENV = "NNSIGHT_LAB_OWNER"
 LOG_ENV = "NNSIGHT_LAB_LOG"
+#: Of which model it is, as it was asked for: said to people.
+MODEL_ENV = "NNSIGHT_LAB_MODEL"
 
 #: Asks a worker to break off the block that runs, where its request is named in `stop_file`. Its default
 #: action ends a process, so it is sent to those only that take it.

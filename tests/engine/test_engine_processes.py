@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import subprocess
 import sys
+import time
 
 import psutil
 import pytest
@@ -81,9 +83,40 @@ def test_a_process_whose_owner_is_gone_is_a_leftover(spawn, dead_owner):
 
 
 def test_an_owner_whose_pid_was_given_away_is_gone(spawn):
-    pid, _, started = processes.this_owner().partition(":")
-    child = spawn(**marks("test-engine-1", f"{pid}:{float(started) - 60:.2f}"))
+    other = spawn()
+    started = psutil.Process(other.pid).create_time() - 60
+    child = spawn(**marks("test-engine-1", f"{other.pid}:{started:.2f}"))
     assert child.pid in [p.pid for p in processes.leftovers()]
+
+
+def test_an_owner_whose_start_time_moved_with_the_clock_lives_as_long_as_its_child(spawn):
+    pid, _, started = processes.this_owner().partition(":")
+    spawn(**marks("test-engine-1", f"{pid}:{float(started) - 60:.2f}"))
+    assert [p.orphaned for p in processes.engine_processes("test-engine-1")] == [False]
+    assert processes.end_orphan("test-engine-1") == ([], [])
+
+
+def test_a_process_in_another_world_of_pids_is_no_leftover(spawn, dead_owner, monkeypatch):
+    orphan = spawn(**marks("test-engine-1", dead_owner))
+    real = os.readlink
+    elsewhere = f"/proc/{orphan.pid}/ns/pid"
+    monkeypatch.setattr(os, "readlink", lambda path: "pid:[1]" if path == elsewhere else real(path))
+    assert processes.end_orphan("test-engine-1") == ([], [])
+    assert orphan.poll() is None
+
+
+def test_a_process_without_an_owner_is_no_leftover(spawn):
+    child = spawn(**{processes.ENGINE_ENV: "test-engine-1", processes.OWNER_ENV: ""})
+    assert child.pid not in [p.pid for p in processes.leftovers()]
+
+
+def test_a_pid_that_was_given_away_meanwhile_is_not_ended(spawn, dead_owner):
+    orphan = spawn(**marks("test-engine-1", dead_owner))
+    (found,) = processes.engine_processes("test-engine-1")
+    before = dataclasses.replace(found, started=found.started - 1)
+    assert processes.end_found([before]) == ([], [])
+    assert orphan.poll() is None
+    assert processes.end_found([found]) == ([orphan.pid], [])
 
 
 def test_a_process_that_ignores_sigterm_is_killed(spawn):
@@ -94,6 +127,18 @@ def test_a_process_that_ignores_sigterm_is_killed(spawn):
     child = spawn(stubborn)
     assert processes.end([child.pid], grace_s=0.3) == []
     assert not psutil.pid_exists(child.pid)
+
+
+def test_a_process_that_ended_counts_as_ended_though_its_parent_takes_no_note(spawn):
+    parent = spawn(
+        "import subprocess, sys; child = subprocess.Popen(['sleep', '600'])\n"
+        "print('up', flush=True); print(child.pid, flush=True); sys.stdin.read()"
+    )
+    pid = int(parent.stdout.readline())
+    began = time.monotonic()
+    assert processes.end([pid]) == []
+    assert time.monotonic() - began < 4
+    assert psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
 def test_ending_a_process_that_is_gone_is_harmless(spawn):

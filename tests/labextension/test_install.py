@@ -1,4 +1,4 @@
-"""What an install brings: the JupyterLab extension found and enabled, without node, and gone with the package."""
+"""What an install brings: the JupyterLab and server extensions found and enabled, without node, and gone with the package."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ import tarfile
 import zipfile
 from pathlib import Path
 
+import psutil
 import pytest
 
 import nnsight_lab
-from nnsight_lab.bench.jupyterlab import LABEXTENSION
+from nnsight_lab.bench.jupyterlab import LABEXTENSION, SERVER_CONFIG
 
 ROOT = Path(__file__).resolve().parents[2]
 MAX_WHEEL_BYTES = 10**6
@@ -91,10 +92,26 @@ def test_an_install_is_enabled_and_ok_and_an_uninstall_leaves_nothing(
     plain = re.sub(r"\x1b\[[0-9;]*m", "", line)
     assert plain.split()[:4] == ["nnsight-lab", f"v{nnsight_lab.__version__}", "enabled", "OK"]
     assert str(venv) in listed
+    listed = run(
+        *(python, "-m", "jupyter_server", "extension", "list"),
+        # The install under test, and beside it only what it depends on.
+        PYTHONPATH=str(Path(psutil.__file__).parents[1]),
+        JUPYTER_CONFIG_DIR=str(tmp_path / "config"),
+    )
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", listed)
+    assert re.search(r"^ *nnsight_lab\.jupyter_server enabled$", plain, re.MULTILINE), plain
+    assert re.search(rf"nnsight_lab\.jupyter_server {nnsight_lab.__version__} +OK", plain), plain
+    assert str(venv / "etc" / "jupyter") in plain
     run(*pip, "uninstall", "--yes", "nnsight-lab")
     left = {path for path in venv.rglob("*") if path.is_file()} - before
     assert [path for path in left if path.suffix != ".pyc"] == []
     assert [path for path in venv.rglob("*") if re.search(r"nnsight[-_]lab", path.name)] == []
+    assert [path for path in (venv / "etc").rglob("*") if path.is_file()] == []
+
+
+def test_what_the_tests_enable_is_what_an_install_enables() -> None:
+    shipped = ROOT / "jupyter-config" / "jupyter_server_config.d" / "nnsight-lab.json"
+    assert json.loads(shipped.read_text()) == SERVER_CONFIG
 
 
 def test_the_extension_has_the_packages_version() -> None:

@@ -702,3 +702,130 @@ def test_an_engine_started_by_the_cell_that_loads_the_package_is_seen_while_that
     panel.says("nnsight-lab is not loaded", 60)
     run_in_front(page, "%load_ext nnsight_lab\nimport time\ntime.sleep(30)")
     panel.says("No engine is running in this kernel.", 25)
+
+
+# -- what the server tells, whatever the kernels do ------------------------------------------------
+
+STATUS = re.compile(r"/nnsight-lab/api/status\b")
+#: A worker that is not told of its kernel's end, and notices nothing: stuck in C code with Python's lock.
+STUCK = """\
+%%trace "The Eiffel Tower is in the city of", max_tokens=1
+import ctypes
+ctypes.CDLL(None).prctl(1, 0)
+open({there!r}, "w").close()
+ctypes.PyDLL(None).sleep(600)
+"""
+#: And a kernel that is, once it gets the signal.
+STUCK_AT_SIGNAL = """\
+import ctypes, signal
+signal.signal(signal.SIGUSR1, lambda *_: ctypes.PyDLL(None).sleep(600))
+"""
+
+
+def test_what_a_server_of_another_kind_does_not_tell_is_said_in_words(
+    notebook: Notebook, panel: Panel, folder: Path
+) -> None:
+    page = panel.page
+    without = {"status": 404, "json": {"message": "Not Found"}}
+    for told, words in (
+        (without, "This Jupyter server has no nnsight-lab"),
+        ({"status": 403, "json": {"message": "Forbidden"}}, "does not let you ask"),
+        ({"json": {"protocol": 99, "version": "7.8.9"}}, "has nnsight-lab 7.8.9, which speaks to this panel"),
+        ({"json": {"protocol": "?"}}, "This Jupyter server has no nnsight-lab"),
+    ):
+        with answered(page, lambda route, told=told: route.fulfill(**told)):
+            panel.says(words)
+            panel.engine_is("ready")  # as its kernel tells
+            if told is without:
+                photograph(page, folder, "server-without")
+    wait_until(panel.root.locator(".nnlab-machine-words").is_hidden, 15, "the real server's answer")
+
+
+def test_the_gpus_are_shown_with_whose_processes_they_hold(
+    notebook: Notebook, panel: Panel, folder: Path
+) -> None:
+    page = panel.page
+
+    def with_gpus(route: Any) -> None:
+        told = route.fetch().json()
+        (engine,) = [engine for engine in told["engines"] if str(folder) in engine["log"]]
+        mine = {"pid": engine["pids"][0], "used_bytes": 30 << 30, "owner": "ada", "engine": engine["engine"]}
+        other = {"pid": 4242, "used_bytes": 64 << 30, "owner": "grace", "engine": ""}
+        hidden = {"pid": 17, "used_bytes": 0, "owner": "", "engine": ""}
+        gpu = {"name": "NVIDIA H200", "total_bytes": 141 << 30}
+        told["gpus"] = [
+            {**gpu, "index": 0, "used_bytes": 95 << 30, "busy": 37, "processes": [mine, other]},
+            {**gpu, "index": 1, "used_bytes": 1 << 30, "busy": -1, "processes": [hidden]},
+        ]
+        route.fulfill(json=told)
+
+    with answered(page, with_gpus):
+        panel.says("0: NVIDIA H200")
+        panel.says("your engine main")
+        panel.says("69 GB · grace (process 4242)")
+        panel.says("– · process 17")
+        # It is a kernel's, and shown there.
+        own = own_processes(folder)[0].engine
+        assert panel.root.locator(f"[data-engine='{own}']").count() == 0
+        panel.root.locator(".nnlab-gpus").scroll_into_view_if_needed()
+        photograph(page, folder, "gpus")
+    wait_until(lambda: "NVIDIA" not in panel.text, 15, "the real server's answer")
+
+
+def test_an_engine_is_shown_though_its_kernel_computes_in_c_and_ended_once_that_is_killed(
+    notebook: Notebook, panel: Panel, folder: Path
+) -> None:
+    page = panel.page
+    # Closing asks what to do with what was not saved.
+    page.evaluate("[...jupyterapp.shell.widgets('main')].slice(1).forEach(widget => widget.dispose())")
+    page.evaluate("jupyterapp.shell.activateById([...jupyterapp.shell.widgets('main')][0].id)")
+    wait_until(lambda: notebook.idle, 30, "the first notebook's kernel")
+    core = own_processes(folder)[0]
+    kernel, there = int(core.owner.partition(":")[0]), folder / "there"
+    notebook.run(STUCK_AT_SIGNAL)
+    notebook.run(STUCK.format(there=str(there)))
+    wait_until(there.exists, 30, "the block in the worker")
+    page.evaluate("jupyterapp.commands.execute('docmanager:save')")
+    os.kill(kernel, signal.SIGUSR1)
+    page.reload()
+    page.wait_for_selector(".jp-Notebook .jp-CodeCell", timeout=60_000)
+    panel.show()
+    engine = panel.root.locator(f"[data-engine='{core.engine}']")
+    wait_until(lambda: engine.count() == 1, 30, "the engine of the silent kernel")
+    assert "Of panel.ipynb, whose kernel says nothing of it just now." in engine.inner_text()
+    end = engine.get_by_role("button", name="End the processes of engine")
+    assert end.count() == 0
+    photograph(page, folder, "silent")
+
+    os.kill(kernel, signal.SIGKILL)
+    page.evaluate("jupyterapp.serviceManager.sessions.shutdownAll()")
+    page.evaluate("jupyterapp.shell.currentWidget.dispose()")
+    panel.says("Open a notebook")
+    wait_until(lambda: end.count() == 1, 20, "the orphan")
+    assert "main · demo" in engine.inner_text()
+    photograph(page, folder, "orphan")
+    engine.get_by_role("button", name="Show the log of engine").click()
+    wait_until(lambda: "KV cache" in page.locator(".nnlab-log").inner_text(), 15, "vLLM's words")
+    assert own_processes(folder)
+    end.click()
+    wait_until(lambda: not own_processes(folder), 20, "the end of the orphan", tick_s=0.2)
+    wait_until(lambda: engine.count() == 0, 20, "a list without it")
+    panel.says("1 process ended.")
+
+
+@contextmanager
+def answered(page: Any, answer: Any) -> Iterator[None]:
+    """Meanwhile the panel is told by `answer` instead of the server, or on its way from it."""
+    page.route(STATUS, lambda route: answer(route))
+    show_again(page)
+    try:
+        yield
+    finally:
+        page.unroute(STATUS)
+        show_again(page)
+
+
+def show_again(page: Any) -> None:
+    """Closes the side panel and opens it, which asks the server anew."""
+    page.evaluate("jupyterapp.shell.collapseLeft()")
+    page.evaluate("jupyterapp.shell.activateById('nnsight-lab-panel')")

@@ -1,4 +1,4 @@
-"""Both sides of the panel's conversation say the same words."""
+"""Both sides of the panel's conversations, with kernels and with the server, say the same words."""
 
 from __future__ import annotations
 
@@ -6,25 +6,33 @@ import dataclasses
 import re
 import typing
 from pathlib import Path
+from types import ModuleType
 
-from nnsight_lab.wire import panel as wire
+import pytest
 
-TYPESCRIPT = Path(__file__).resolve().parents[2] / "labextension" / "src" / "lab" / "wire.ts"
+from nnsight_lab.wire import machine, panel
+
+TYPESCRIPT = Path(__file__).resolve().parents[2] / "labextension" / "src" / "lab"
+#: What the page is told by, and its mirror there.
+SIDES = [(panel, "wire.ts"), (machine, "machineWire.ts")]
 
 
-def test_the_constants_are_those_of_the_page() -> None:
+@pytest.mark.parametrize(("wire", "mirror"), SIDES)
+def test_the_constants_are_those_of_the_page(wire: ModuleType, mirror: str) -> None:
     ours = {name: value for name, value in vars(wire).items() if name.isupper()}
-    theirs = dict(re.findall(r"^export const (\w+) = (.+);$", TYPESCRIPT.read_text(), re.MULTILINE))
+    text = (TYPESCRIPT / mirror).read_text()
+    theirs = dict(re.findall(r"^export const (\w+) = (.+);$", text, re.MULTILINE))
     assert {name: str(value) for name, value in ours.items()} == {
         name: value.strip("'") for name, value in theirs.items()
     }
 
 
-def test_the_records_have_the_fields_and_types_of_the_page() -> None:
+@pytest.mark.parametrize(("wire", "mirror"), SIDES)
+def test_the_records_have_the_fields_and_types_of_the_page(wire: ModuleType, mirror: str) -> None:
     theirs = {
         name: dict(re.findall(r"^  (\w+): ([\w\[\]]+);$", body, re.MULTILINE))
         for name, body in re.findall(
-            r"^export interface (\w+) \{\n(.*?)^\}", TYPESCRIPT.read_text(), re.MULTILINE | re.DOTALL
+            r"^export interface (\w+) \{\n(.*?)^\}", (TYPESCRIPT / mirror).read_text(), re.MULTILINE | re.DOTALL
         )
     }
     records = {name: kind for name, kind in vars(wire).items() if dataclasses.is_dataclass(kind)}

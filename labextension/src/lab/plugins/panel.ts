@@ -1,15 +1,18 @@
 import type { JupyterFrontEnd, JupyterFrontEndPlugin } from '@jupyterlab/application';
 import { ILabShell, ILayoutRestorer } from '@jupyterlab/application';
-import { ICommandPalette, MainAreaWidget } from '@jupyterlab/apputils';
+import { ICommandPalette } from '@jupyterlab/apputils';
 import { IEditorLanguageRegistry } from '@jupyterlab/codemirror';
 import { OutputAreaModel, SimplifiedOutputArea } from '@jupyterlab/outputarea';
 import { ISettingRegistry } from '@jupyterlab/settingregistry';
 import { ITranslator, nullTranslator } from '@jupyterlab/translation';
 import { LabIcon } from '@jupyterlab/ui-components';
-import { Panel, TabPanel, Widget } from '@lumino/widgets';
+import { Panel } from '@lumino/widgets';
 
-import { element } from '../../widgets/dom';
+import { openBeside } from '../beside';
 import { Defaults } from '../defaults';
+import { openLog } from '../logTab';
+import { IMachine } from '../machine';
+import type { Machine } from '../machine';
 import '../style.css';
 import type { Context } from '../views/context';
 import { act } from '../views/context';
@@ -18,7 +21,6 @@ import type { Watch } from '../watch';
 import { IWatch } from '../watch';
 import * as wire from '../wire';
 import { DOMAIN } from '../words';
-import { button } from '../keyed';
 
 export const icon = new LabIcon({
   name: 'nnsight-lab:engine',
@@ -38,7 +40,8 @@ export const panel: JupyterFrontEndPlugin<void> = {
     ILayoutRestorer,
     IEditorLanguageRegistry,
     ILabShell,
-    ISettingRegistry
+    ISettingRegistry,
+    IMachine
   ],
   activate: (
     app: JupyterFrontEnd,
@@ -48,31 +51,18 @@ export const panel: JupyterFrontEndPlugin<void> = {
     restorer: ILayoutRestorer | null,
     languages: IEditorLanguageRegistry | null,
     lab: ILabShell | null,
-    registry: ISettingRegistry | null
+    registry: ISettingRegistry | null,
+    machine: Machine | null
   ) => {
     const trans = (translator ?? nullTranslator).load(DOMAIN);
     const defaults = new Defaults();
     void registry?.load(panel.id).then(settings => defaults.follow(settings));
     const context: Context = { app, watch, trans, languages, defaults, announce: text => side.announce(text) };
-    const side = new EnginePanel(context);
+    const side = new EnginePanel(context, machine);
     side.title.icon = icon;
     app.shell.add(side, 'left', { rank: 500, type: 'nnsight-lab' });
     restorer?.add(side, side.id);
 
-    // Notebook 7 has one document and no tabs: it drops what is added beside it, without a word, and shows this below.
-    const open = (content: Widget, mode: 'split-bottom' | 'split-right') => {
-      const widget = new MainAreaWidget({ content });
-      widget.id = `${side.id}-${content.title.label}-${(opened += 1)}`;
-      widget.title.closable = true;
-      widget.toggleClass('nnlab-down', !lab);
-      app.shell.add(widget, lab ? 'main' : 'down', { mode });
-      app.shell.activateById(widget.id);
-      const tabs = widget.parent?.parent;
-      if (!lab && tabs instanceof TabPanel) {
-        tabs.currentWidget = widget;
-      }
-    };
-    let opened = 0;
     const front = () => (watch.current?.link.status?.engines.length ? watch.current : null);
     const nameOf = (args: { engine?: unknown }) =>
       typeof args.engine === 'string' ? args.engine : (watch.current?.link.status?.engines.find(engine => engine.current)?.name ?? '');
@@ -123,22 +113,21 @@ export const panel: JupyterFrontEndPlugin<void> = {
           return;
         }
         const engine = nameOf(args);
-        const text = element('pre', { class: 'nnlab-log', tabindex: '0', role: 'group', 'aria-label': trans.__('Log of engine %1', engine) });
-        const read = async () => {
-          const answer = await watched.link.act(wire.LOG, { engine });
-          text.textContent = answer.text ?? trans.__('The kernel did not answer.');
-          text.scrollTop = text.scrollHeight;
-        };
-        const content = new Widget();
-        content.addClass('nnlab-log-view');
-        content.title.label = trans.__('Log: %1', engine);
-        content.title.icon = icon;
-        content.node.append(element('div', { class: 'nnlab-actions' }, button(trans.__('Read again'), () => void read())), text);
-        open(content, 'split-bottom');
-        void read();
+        openLog(app, lab, trans, icon, engine, async () => (await watched.link.act(wire.LOG, { engine })).text ?? trans.__('The kernel did not answer.'));
       },
       () => front() !== null
     );
+    // Not in the palette: it is of an engine that is chosen in the panel.
+    app.commands.addCommand('nnsight-lab:machine-log', {
+      label: trans.__('Show the log of an engine of this machine'),
+      execute: args => {
+        const found = machine?.status?.engines.find(engine => engine.engine === args.engine);
+        if (machine && found) {
+          openLog(app,lab,  lab, trans, icon, found.name || found.engine, async () => (await machine.log(found.engine)).text);
+        }
+      },
+      describedBy: { args: { type: 'object', properties: { engine: { type: 'string' } } } }
+    });
     command(
       'nnsight-lab:saves',
       trans.__('Open the saves in a tab'),
@@ -162,7 +151,7 @@ export const panel: JupyterFrontEndPlugin<void> = {
         content.title.label = trans.__('Saves: %1', engine);
         content.title.icon = icon;
         content.addWidget(output);
-        open(content, 'split-right');
+        openBeside(app, lab, content, 'split-right');
       },
       () => front() !== null
     );

@@ -4,14 +4,15 @@ import { Widget } from '@lumino/widgets';
 
 import { element, say } from '../../widgets/dom';
 import { button, Keyed } from '../keyed';
+import type { Machine } from '../machine';
 import type { Watched } from '../watch';
 import * as wire from '../wire';
-import type { PanelAction, PanelEngine, PanelOrphan } from '../wire';
+import type { PanelAction, PanelEngine } from '../wire';
 import * as words from '../words';
-import { bytes, duration, presence } from '../words';
+import { duration, presence } from '../words';
 import type { Context } from './context';
-import { act } from './context';
 import { EngineView } from './engine';
+import { MachineView } from './machine';
 import { SavesView } from './saves';
 import { Spoken } from './spoken';
 import { StartForm } from './startForm';
@@ -24,12 +25,14 @@ export class EnginePanel extends Widget {
   readonly #live: HTMLElement;
   readonly #spoken: HTMLElement;
   readonly #news: Spoken;
-  readonly #orphans: HTMLElement;
-  readonly #orphanList: Keyed<PanelOrphan>;
+  readonly #machine: MachineView;
   readonly #views = new Map<string, KernelView>();
   #ticking = 0;
 
-  constructor(readonly context: Context) {
+  constructor(
+    readonly context: Context,
+    readonly machine: Machine | null
+  ) {
     super();
     const { trans, watch } = context;
     this.id = PANEL_ID;
@@ -51,22 +54,11 @@ export class EnginePanel extends Widget {
         return { element: view.element, update: latest => view.update(latest, watch.current?.link === latest.link) };
       }
     );
-    const orphans = element('ul', { class: 'nnlab-list' });
-    this.#orphanList = new Keyed(
-      orphans,
-      orphan => orphan.engine,
-      orphan => this.#orphan(orphan)
-    );
-    this.#orphans = element(
-      'section',
-      { class: 'nnlab-orphans', 'aria-label': trans.__('Engines without a kernel') },
-      element('h4', {}, trans.__('Engines without a kernel')),
-      element('p', { class: 'nnlab-faint' }, trans.__('Yours; their kernels are gone, and they still hold memory.')),
-      orphans
-    );
-    this.node.append(element('h3', {}, trans.__('Engine')), this.#live, this.#spoken, this.#none, kernels, this.#orphans);
+    this.#machine = new MachineView(context, machine);
+    this.node.append(element('h3', {}, trans.__('Engine')), this.#live, this.#spoken, this.#none, kernels, this.#machine.element);
     watch.changed.connect(this.update, this);
     context.defaults.changed.connect(this.update, this);
+    machine?.changed.connect(this.update, this);
     this.update();
   }
 
@@ -112,14 +104,7 @@ export class EnginePanel extends Widget {
     );
     this.#none.hidden = shown.length > 0;
     this.#kernels.show(shown);
-    const orphans = new Map<string, PanelOrphan>();
-    for (const { link } of this.context.watch.all) {
-      for (const orphan of link.status?.orphans ?? []) {
-        orphans.set(orphan.engine, orphan);
-      }
-    }
-    this.#orphans.hidden = orphans.size === 0;
-    this.#orphanList.show([...orphans.values()]);
+    this.#machine.update();
     const news = this.#news.news(this.context.watch.all);
     if (news) {
       this.#spoken.textContent = news;
@@ -128,34 +113,13 @@ export class EnginePanel extends Widget {
 
   #look(visible: boolean): void {
     this.context.watch.look(this.id, visible, visible);
+    this.machine?.look(visible);
     window.clearInterval(this.#ticking);
     if (visible) {
       // Durations go on between two answers.
       this.#ticking = window.setInterval(() => this.update(), 1000);
       this.update();
     }
-  }
-
-  #orphan(orphan: PanelOrphan): { element: HTMLElement; update: (orphan: PanelOrphan) => void } {
-    const { trans, watch } = this.context;
-    const text = element('span', {});
-    const end = button(
-      trans.__('End'),
-      () => {
-        const asked = watch.all.find(({ link }) => link.status?.orphans.some(other => other.engine === orphan.engine));
-        if (asked) {
-          void act(this.context, asked, wire.END_ORPHAN, { engine: orphan.engine });
-        }
-      },
-      trans.__('End the processes of engine %1', orphan.engine)
-    );
-    return {
-      element: element('li', { class: 'nnlab-orphan' }, text, end),
-      update: latest => {
-        const gpu = latest.gpu_bytes ? trans.__(', %1 on the GPU', bytes(latest.gpu_bytes, trans)) : '';
-        say(text, trans.__('Processes %1: %2', latest.pids.join(', '), bytes(latest.memory_bytes, trans) + gpu));
-      }
-    };
   }
 }
 
