@@ -12,6 +12,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, MutableMapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ from nnsight_lab.errors import CellUsageError, LabError
 from nnsight_lab.magics.arguments import evaluate
 from nnsight_lab.magics.commands import StartEngine, read_engine
 from nnsight_lab.panel import snapshot
+from nnsight_lab.panel.forecast import Forecasts
 from nnsight_lab.panel.known_models import note_model
 from nnsight_lab.panel.surroundings import Surroundings
 from nnsight_lab.wire import panel as wire
@@ -47,6 +49,7 @@ class Actions:
         self._ids = itertools.count(1)
         self._latest: deque[wire.PanelAction] = deque(maxlen=_KEPT)
         self._lock = threading.Lock()
+        self._forecasts = Forecasts(namespace)
         self._known: dict[str, Callable[[Mapping[str, Any]], Answer]] = {
             wire.CHECK: self._check,
             wire.START: self._start,
@@ -58,6 +61,7 @@ class Actions:
             wire.EDIT_OFF: self._edit_off,
             wire.EDIT_CLEAR: self._edit_clear,
             wire.END_ORPHAN: self._end_orphan,
+            wire.FORECAST: self._forecast,
         }
 
     def latest(self) -> list[wire.PanelAction]:
@@ -106,6 +110,10 @@ class Actions:
         if models is not None and (Path(model).expanduser().exists() or model.startswith((".", "/", "~"))):
             models.resolve(model, dummy=plain.get("load_format") == "dummy")
         return {"ok": True}
+
+    def _forecast(self, content: Mapping[str, Any]) -> Answer:
+        found = self._forecasts.of(str(content.get(wire.CELL, "")))
+        return {"ok": True, wire.FORECAST: None if found is None else asdict(found)}
 
     def _start(self, content: Mapping[str, Any]) -> Answer:
         model, options = self._read(content)

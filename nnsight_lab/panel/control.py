@@ -9,6 +9,7 @@ second, and every few seconds at least; only while it says that it is looked at.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import threading
 import time
@@ -79,9 +80,16 @@ class Control:
         self._kernel.session.send(stream, wire.STATUS_REPLY, content, parent, ident)
 
     async def _action_asked(self, stream: Any, ident: Any, parent: Any) -> None:
-        answer = self._actions.take(parent["content"])
+        content = parent["content"]
+        if content.get(wire.ACTION) == wire.FORECAST:
+            # It reads code and counts tokens; an interrupt, which comes over this channel too, need not wait.
+            loop = asyncio.get_running_loop()
+            answer = await loop.run_in_executor(None, self._actions.take, content)
+        else:
+            answer = self._actions.take(content)
         self._kernel.session.send(stream, wire.ACTION_REPLY, answer, parent, ident)
-        self._stir.set()
+        if content.get(wire.ACTION) != wire.FORECAST:  # which changes nothing
+            self._stir.set()
 
     # -- the comm ------------------------------------------------------------------------------
 

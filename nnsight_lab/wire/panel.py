@@ -46,6 +46,9 @@ EDIT_ON: Final = "edit_on"
 EDIT_OFF: Final = "edit_off"
 EDIT_CLEAR: Final = "edit_clear"
 END_ORPHAN: Final = "end_orphan"
+#: What a cell, sent as `CELL`, would save: the answer's `FORECAST` is a record, or null where nobody can tell.
+FORECAST: Final = "forecast"
+CELL: Final = "cell"
 
 #: How far an action is.
 RUNNING: Final = "running"
@@ -159,6 +162,30 @@ class PanelAction:
     engine: str
     state: str
     text: str
+
+
+@dataclass(frozen=True)
+class PanelForecast:
+    """What a cell would save, told before it runs.
+
+    Attributes:
+        saves: How many values, over all its requests; of an edit, of each request.
+        of_edits: Those among them that edits save.
+        requests: How many; 0 where that is not known, as of an edit.
+        bytes: About how many, and `token_bytes` for each token of a prompt; -1 where that is not known.
+        at_most: Whether it may be less: a condition, or an answer that stops early.
+        at_least: Whether it may be more: a loop of unknown length.
+        each_step: Whether as much comes again with every token that is generated.
+    """
+
+    saves: int
+    of_edits: int
+    requests: int
+    bytes: int
+    token_bytes: int
+    at_most: bool
+    at_least: bool
+    each_step: bool
 
 
 @dataclass(frozen=True)

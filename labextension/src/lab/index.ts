@@ -3,10 +3,11 @@ import type { JupyterFrontEndPlugin } from '@jupyterlab/application';
 
 import { badges } from './plugins/badges';
 import { cells } from './plugins/cells';
+import { forecast } from './plugins/forecast';
 import { panel } from './plugins/panel';
 import { statusbar } from './plugins/statusbar';
 import { watch } from './plugins/watch';
 
-const plugins: JupyterFrontEndPlugin<any>[] = [watch, panel, statusbar, cells, badges];
+const plugins: JupyterFrontEndPlugin<any>[] = [watch, panel, statusbar, cells, badges, forecast];
 
 export default plugins;

@@ -28,6 +28,8 @@ export const EDIT_ON = 'edit_on';
 export const EDIT_OFF = 'edit_off';
 export const EDIT_CLEAR = 'edit_clear';
 export const END_ORPHAN = 'end_orphan';
+export const FORECAST = 'forecast';
+export const CELL = 'cell';
 
 export const RUNNING = 'running';
 export const DONE = 'done';
@@ -103,6 +105,17 @@ export interface PanelAction {
   engine: string;
   state: string;
   text: string;
+}
+
+export interface PanelForecast {
+  saves: number;
+  of_edits: number;
+  requests: number;
+  bytes: number;
+  token_bytes: number;
+  at_most: boolean;
+  at_least: boolean;
+  each_step: boolean;
 }
 
 export interface PanelStatus {

@@ -91,7 +91,7 @@ export class StartForm {
     const watched = this.watched();
     if (watched?.link.presence === 'loaded') {
       const asked = (this.#asked += 1);
-      const answer = await watched.link.act(wire.CHECK, this.#content);
+      const answer = await watched.link.question(wire.CHECK, this.#content);
       if (asked === this.#asked) {
         this.#judge(answer.ok ? '' : (answer.text ?? ''));
       }
@@ -121,7 +121,7 @@ export class StartForm {
           return;
         }
       }
-      const answer = await watched.link.act(wire.CHECK, this.#content);
+      const answer = await watched.link.question(wire.CHECK, this.#content);
       this.#judge(answer.ok ? '' : (answer.text ?? ''));
       if (answer.ok && (await act(this.context, watched, wire.START, this.#content))) {
         this.started();
