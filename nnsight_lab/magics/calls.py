@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 
 from nnsight_lab.magics.commands import (
+    DefaultEdits,
     EditsCommand,
     EngineCommand,
     EngineLog,
@@ -45,6 +46,9 @@ def edits_calls(command: EditsCommand) -> list[str]:
     edits = f"lab.get_engine({_name(command.engine)}).edits"
     if isinstance(command, ListEdits):
         return [f'print(*{edits}, sep="\\n")']
+    if isinstance(command, DefaultEdits):
+        names = "None" if command.names is None else f"[{', '.join(map(quoted, command.names))}]"
+        return [f"lab.get_engine({_name(command.engine)}).default_edits = {names}"]
     if not command.names:
         return [f"{edits}.clear()"]
     method = {"on": "switch_on", "off": "switch_off", "clear": "clear"}[command.action]

@@ -27,6 +27,7 @@ ENGINE_FORMS: dict[str, str] = {
 EDITS_FORMS: dict[str, str] = {
     "on": "%edits on NAME …",
     "off": "%edits off NAME …",
+    "default": "%edits default NAME … (or all, or none)",
     "clear": "%edits clear NAME … (or --all)",
 }
 #: Every sub-command of `%saves`, with its correct form.
@@ -90,6 +91,14 @@ class SwitchEdits:
 
 
 @dataclass(frozen=True)
+class DefaultEdits:
+    """`%edits default NAME …`; None for `all`, no names for `none`."""
+
+    names: tuple[str, ...] | None
+    engine: str | None = None
+
+
+@dataclass(frozen=True)
 class ListSaves:
     """`%saves`; `%saves table`, which browses nothing; `%saves files`, which leaves out what is in memory."""
 
@@ -132,7 +141,7 @@ class MarkSaves:
 
 
 EngineCommand = StartEngine | NamedEngine | ListEngines | EngineLog
-EditsCommand = ListEdits | SwitchEdits
+EditsCommand = ListEdits | SwitchEdits | DefaultEdits
 SavesCommand = ListSaves | ShowSaves | WriteSaves | ReadSaves | MarkSaves
 
 
@@ -180,6 +189,10 @@ def read_edits(line: str) -> EditsCommand:
         raise CellUsageError(f"%edits {action} needs the names of edits. Write: {form}")
     names = tuple(text_expression(word) for word in arguments.words)
     engine = arguments.options.get("engine")
+    if action == "default":
+        if len(arguments.words) == 1 and arguments.words[0] in ("all", "none"):
+            return DefaultEdits(None if arguments.words == ("all",) else (), engine)
+        return DefaultEdits(names, engine)
     if action == "on":
         return SwitchEdits("on", names, engine)
     if action == "off":

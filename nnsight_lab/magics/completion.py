@@ -192,7 +192,9 @@ def _edits_words(earlier: Sequence[str]) -> list[_Found]:
     if earlier[0] not in EDITS_FORMS:
         return []
     names = [_Found(name, "edit") for name in _edit_names() if name not in earlier]
-    return [*names, _Found("--all", "param")] if earlier == ["clear"] else names
+    if list(earlier) == ["default"]:
+        return [*names, _Found("all", "param"), _Found("none", "param")]
+    return [*names, _Found("--all", "param")] if list(earlier) == ["clear"] else names
 
 
 def _saves_words(earlier: Sequence[str]) -> list[_Found]:

@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING, Any
 
 import nnsight_lab
 from nnsight_lab.engine import processes
+from nnsight_lab.engine.config import OWN_OPTIONS, EngineConfig, refuse_unknown
 from nnsight_lab.errors import CellUsageError, LabError
 from nnsight_lab.magics.arguments import evaluate
 from nnsight_lab.magics.commands import StartEngine, read_engine
 from nnsight_lab.panel import snapshot
 from nnsight_lab.panel.forecast import Forecasts
-from nnsight_lab.panel.known_models import note_model
+from nnsight_lab.panel.option_names import option_names
 from nnsight_lab.panel.surroundings import Surroundings
 from nnsight_lab.wire import panel as wire
 
@@ -60,6 +61,7 @@ class Actions:
             wire.EDIT_ON: self._edit_on,
             wire.EDIT_OFF: self._edit_off,
             wire.EDIT_CLEAR: self._edit_clear,
+            wire.EDIT_DEFAULT: self._edit_default,
             wire.END_ORPHAN: self._end_orphan,
             wire.FORECAST: self._forecast,
         }
@@ -101,12 +103,12 @@ class Actions:
     def _check(self, content: Mapping[str, Any]) -> Answer:
         """Whether a start would be taken: said while the form is typed in, so nothing is imported for it."""
         model, options = self._read(content)
-        config = sys.modules.get("nnsight_lab.engine.config")
         models = sys.modules.get("nnsight_lab.engine.models")
         plain = {name: value for name, value in options.items() if name not in ("name", "mode")}
-        if config is not None and "vllm.engine.arg_utils" in sys.modules:
-            config.EngineConfig.of(model, options.get("mode", "auto"), plain)
-            config.check_options(_for_vllm(plain))
+        EngineConfig.of(model, options.get("mode", "auto"), plain)
+        names = option_names()
+        if names:
+            refuse_unknown(plain, {*names, *OWN_OPTIONS})
         if models is not None and (Path(model).expanduser().exists() or model.startswith((".", "/", "~"))):
             models.resolve(model, dummy=plain.get("load_format") == "dummy")
         return {"ok": True}
@@ -122,7 +124,6 @@ class Actions:
 
         def start() -> str:
             engine = nnsight_lab.start(model, name=name, **options)
-            note_model(model)
             self._bind(engine)
             return "It already ran." if engine.already_running else "Ready."
 
@@ -187,6 +188,17 @@ class Actions:
 
         return self._begin(wire.EDIT_CLEAR, edit.engine.name, clear)
 
+    def _edit_default(self, content: Mapping[str, Any]) -> Answer:
+        engine = _engine(content)
+        engine.default_edits = content.get(wire.EDITS)
+        missing = engine.edits.missing()
+        if not missing:
+            return {"ok": True}
+        return {
+            "ok": True,
+            "text": f"Requests are refused until this edit is installed: {', '.join(missing)}.",
+        }
+
     def _edit(self, content: Mapping[str, Any]) -> Any:
         return _engine(content).edits[str(content.get("edit", ""))]
 
@@ -232,10 +244,3 @@ def _refused(text: str) -> Answer:
 
 def _quoted(model: str) -> str:
     return repr(model) if any(letter in model for letter in " \t$={}'\"") else model
-
-
-def _for_vllm(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Those that are vLLM's: an engine's own are taken out before it is asked."""
-    from nnsight_lab.engine.homecoming import OPTIONS  # imported already where this is called
-
-    return {name: value for name, value in options.items() if name not in OPTIONS}

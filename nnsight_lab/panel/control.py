@@ -81,14 +81,15 @@ class Control:
 
     async def _action_asked(self, stream: Any, ident: Any, parent: Any) -> None:
         content = parent["content"]
-        if content.get(wire.ACTION) == wire.FORECAST:
-            # It reads code and counts tokens; an interrupt, which comes over this channel too, need not wait.
+        asking = content.get(wire.ACTION) in (wire.FORECAST, wire.CHECK)
+        if asking:
+            # They read sources and count tokens; an interrupt comes over this channel too, and need not wait.
             loop = asyncio.get_running_loop()
             answer = await loop.run_in_executor(None, self._actions.take, content)
         else:
             answer = self._actions.take(content)
         self._kernel.session.send(stream, wire.ACTION_REPLY, answer, parent, ident)
-        if content.get(wire.ACTION) != wire.FORECAST:  # which changes nothing
+        if not asking:  # which changes nothing
             self._stir.set()
 
     # -- the comm ------------------------------------------------------------------------------

@@ -121,6 +121,8 @@ class Snapshots:
             gpu_bytes=held.gpu_bytes,
             log=str(engine.log.path),
             cause=cause,
+            chooses_edits=engine.edits.default is not None,
+            default_edits=list(engine.edits.default or ()),
             edits=[self._edit(edit) for edit in engine.edits],
         )
 
@@ -128,7 +130,7 @@ class Snapshots:
         return wire.PanelEdit(
             name=edit.name,
             version=edit.version,
-            on=edit.on,
+            on=edit.engine.edits.by_default(edit),
             source=edit.source,
             previous_source=edit.previous_source,
             cell_id=edit.cell.id,

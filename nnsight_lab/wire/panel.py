@@ -45,8 +45,11 @@ LOG: Final = "log"
 EDIT_ON: Final = "edit_on"
 EDIT_OFF: Final = "edit_off"
 EDIT_CLEAR: Final = "edit_clear"
+#: Which edits (`EDITS`, a list of names, or null for those that are on) run by default.
+EDIT_DEFAULT: Final = "edit_default"
+EDITS: Final = "edits"
 END_ORPHAN: Final = "end_orphan"
-#: What a cell, sent as `CELL`, would save: the answer's `FORECAST` is a record, or null where nobody can tell.
+#: What a cell, sent as `CELL`, would save: the answer's `FORECAST` is a record, or null where unknown.
 FORECAST: Final = "forecast"
 CELL: Final = "cell"
 
@@ -61,7 +64,7 @@ class PanelEdit:
     """An edit of an engine.
 
     Attributes:
-        on: Whether requests that name no edits run it.
+        on: Whether requests that name no edits run it: switched on or, where the engine has a choice, chosen.
         previous_source: That of the version before; "" where there is none.
         cell_id: The cell it came from; "" where there is none.
         cell_source: That cell, as it was run.
@@ -92,6 +95,8 @@ class PanelEngine:
         tokens_per_s: Since the question before.
         kv_used: About which part of the KV cache is used, 0 to 1; -1 where that is not known.
         cause: Why it is dead.
+        chooses_edits: Whether a choice of edits stands for "all that are on".
+        default_edits: That choice, in the order they run; some may not be installed yet.
     """
 
     name: str
@@ -117,6 +122,8 @@ class PanelEngine:
     gpu_bytes: int
     log: str
     cause: str
+    chooses_edits: bool
+    default_edits: list[str]
     edits: list[PanelEdit]
 
 

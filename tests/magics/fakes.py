@@ -224,6 +224,16 @@ class Edits:
     def clear(self) -> None:
         self.known.clear()
 
+    default: Any = None
+
+    def missing(self) -> list[str]:
+        return [name for name in self.default or () if name not in self.known]
+
+    def standing(self, edit: Edit) -> str:
+        if self.default is None:
+            return "on" if edit.on else "off"
+        return "default" if edit.name in self.default else "not a default"
+
 
 class EditBlock(Block):
     """What `engine.edit` returns."""

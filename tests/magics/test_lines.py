@@ -156,6 +156,7 @@ def test_stop_restart_list_and_log(run: Any, shell: Any, lab: fakes.Lab) -> None
         ("%engine log -n x", "-n takes a number"),
         ("%engine list more", "more is not understood here"),
         ("%edits onn a", "Did you mean 'on'? Write: %edits on NAME"),
+        ("%edits default", "needs the names of edits. Write: %edits default NAME … (or all, or none)"),
         ("%edits on", "needs the names of edits. Write: %edits on NAME …"),
         ("%edits clear", "Write: %edits clear NAME … (or --all)"),
         ("%edits on a --all", "Unknown flag '--all'"),
@@ -186,6 +187,14 @@ def test_edits_are_listed_switched_and_cleared(run: Any, lab: fakes.Lab) -> None
     assert [edit.on for edit in engine.edits] == [False, False]
     run("%edits on probe")
     assert engine.edits["probe"].on
+    said = "Requests that name no edits run probe, later. Refused until it is installed"
+    assert run("%edits default probe later").lines == [f"{said}: later."]
+    assert engine.edits.default == ["probe", "later"]
+    assert "default" in run("%edits").out
+    assert "not a default" in run("%edits").out
+    assert run("%edits default none").lines == ["Requests that name no edits run none."]
+    assert run("%edits default all").lines == ["Requests that name no edits run all that are on."]
+    assert engine.edits.default is None
     assert run("%edits clear probe").lines == ["probe: cleared"]
     assert run("%edits clear --all").lines == ["Cleared 1 edit of engine main."]
     assert list(engine.edits) == []

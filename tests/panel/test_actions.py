@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -92,3 +93,38 @@ def test_without_an_engine_every_action_is_one_plain_line(actions: Actions) -> N
         answer = actions.take({wire.ACTION: action})
         assert not answer["ok"]
         assert answer["text"].startswith("No engine is running")
+
+
+def test_a_misspelt_option_is_answered_with_the_nearest_before_vllm_is_imported() -> None:
+    program = (
+        "import sys, nnsight_lab.panel.actions as a, nnsight_lab.panel.surroundings as s\n"
+        "actions = a.Actions(s.Surroundings(), {})\n"
+        "for options in sys.argv[1:]:\n"
+        "    told = actions.take({'action': 'check', 'model': 'demo', 'options': options})\n"
+        "    print(told.get('text', 'fine'))\n"
+        "assert 'vllm' not in sys.modules and 'torch' not in sys.modules\n"
+    )
+    asked = [
+        "max_model_length=5",
+        "save_budget=1GB taps=[]",
+        "dtype=bfloat16 mode=sync",
+        "mode=fast",
+        "worker_cls=x",
+    ]
+    told = subprocess.run(
+        [sys.executable, "-c", program, *asked], capture_output=True, text=True, check=False
+    )
+    assert told.returncode == 0, told.stderr
+    lines = told.stdout.splitlines()
+    assert "Did you mean 'max_model_len'" in lines[0]
+    assert lines[1:3] == ["fine", "fine"]
+    assert "mode='fast' is not one of" in lines[3]
+    assert "worker_cls cannot be set" in lines[4]
+
+
+def test_the_names_read_from_vllms_source_are_those_it_has() -> None:
+    from vllm.engine.arg_utils import EngineArgs
+
+    from nnsight_lab.panel import option_names
+
+    assert option_names._from_source() == {field.name for field in dataclasses.fields(EngineArgs)}

@@ -27,6 +27,8 @@ export const LOG = 'log';
 export const EDIT_ON = 'edit_on';
 export const EDIT_OFF = 'edit_off';
 export const EDIT_CLEAR = 'edit_clear';
+export const EDIT_DEFAULT = 'edit_default';
+export const EDITS = 'edits';
 export const END_ORPHAN = 'end_orphan';
 export const FORECAST = 'forecast';
 export const CELL = 'cell';
@@ -73,6 +75,8 @@ export interface PanelEngine {
   gpu_bytes: number;
   log: string;
   cause: string;
+  chooses_edits: boolean;
+  default_edits: string[];
   edits: PanelEdit[];
 }
 

@@ -1,5 +1,6 @@
 import type { JupyterFrontEnd } from '@jupyterlab/application';
 import type { IEditorLanguageRegistry } from '@jupyterlab/codemirror';
+import type { JSONObject } from '@lumino/coreutils';
 import type { TranslationBundle } from '@jupyterlab/translation';
 
 import type { Watch, Watched } from '../watch';
@@ -19,7 +20,7 @@ export async function act(
   context: Context,
   watched: Watched,
   action: string,
-  content: Record<string, string> = {}
+  content: JSONObject = {}
 ): Promise<boolean> {
   const answer = await watched.link.act(action, content);
   if (!answer.ok || answer.text) {

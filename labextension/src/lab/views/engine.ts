@@ -80,7 +80,7 @@ export class EngineView {
     this.#usable(wire.RESTART, !starting);
     this.#usable(wire.STOP, engine.state !== wire.STOPPED);
     say(this.#buttons.get(wire.STOP)!, starting ? trans.__('Give up') : trans.__('Stop'));
-    this.#edits.update(engine.edits);
+    this.#edits.update(engine);
   }
 
   #usable(action: string, usable: boolean): void {
