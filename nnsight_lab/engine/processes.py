@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 
@@ -179,25 +180,70 @@ def wait_gone(engine: str, timeout_s: float) -> list[EngineProcess]:
     return []
 
 
-def gpu_bytes(pids: Iterable[int]) -> int:
-    """GPU memory those processes hold, as the driver tells; 0 where there is no NVIDIA GPU.
+class GpuApp(NamedTuple):
+    """A process that holds memory of a GPU, as the driver tells.
 
-    Asked of ``nvidia-smi``, so that this process needs no CUDA context to know.
+    Attributes:
+        gpu: The GPU's UUID.
+        nbytes: None where the driver does not tell (a MIG device, a container without the right).
     """
+
+    gpu: str
+    pid: int
+    nbytes: int | None
+
+
+class Gpu(NamedTuple):
+    """A GPU of this machine.
+
+    Attributes:
+        uuid: As the driver names it.
+        used_bytes: By every process together, also those that are not told of.
+    """
+
+    number: int
+    uuid: str
+    name: str
+    used_bytes: int
+    total_bytes: int
+
+
+def gpus() -> list[Gpu]:
+    """The NVIDIA GPUs of this machine; none where the driver does not answer."""
+    rows = _nvidia("--query-gpu=index,uuid,name,memory.used,memory.total")
+    return [
+        Gpu(int(row[0]), row[1], row[2], _mib(row[3]) or 0, _mib(row[4]) or 0)
+        for row in rows
+        if len(row) == 5 and row[0].isdigit()
+    ]
+
+
+def gpu_apps() -> list[GpuApp]:
+    """Every process that holds GPU memory, as far as the driver tells."""
+    rows = _nvidia("--query-compute-apps=gpu_uuid,pid,used_memory")
+    return [GpuApp(row[0], int(row[1]), _mib(row[2])) for row in rows if len(row) == 3 and row[1].isdigit()]
+
+
+def gpu_bytes(pids: Iterable[int]) -> int:
+    """GPU memory those processes hold, as the driver tells; 0 where there is no NVIDIA GPU."""
     wanted = set(pids)
-    if not wanted or shutil.which("nvidia-smi") is None:
-        return 0
-    query = ["nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits"]
+    return sum(app.nbytes or 0 for app in gpu_apps() if app.pid in wanted) if wanted else 0
+
+
+def _nvidia(query: str) -> list[list[str]]:
+    """A table of ``nvidia-smi``, which is asked so that this process needs no CUDA context to know."""
+    if shutil.which("nvidia-smi") is None:
+        return []
+    command = ["nvidia-smi", query, "--format=csv,noheader,nounits"]
     try:
-        told = subprocess.run(query, capture_output=True, text=True, timeout=5, check=False).stdout
+        told = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False).stdout
     except (OSError, subprocess.TimeoutExpired):
-        return 0
-    found = 0
-    for line in told.splitlines():
-        pid, _, mib = line.partition(",")
-        if pid.strip().isdigit() and int(pid) in wanted and mib.strip().isdigit():
-            found += int(mib) * 2**20
-    return found
+        return []
+    return [[cell.strip() for cell in line.split(",")] for line in told.splitlines()]
+
+
+def _mib(text: str) -> int | None:
+    return int(text) * 2**20 if text.isdigit() else None
 
 
 def _environ(pid: int) -> dict[str, str]:

@@ -175,7 +175,9 @@ def _without_clocks(status: wire.PanelStatus) -> wire.PanelStatus:
         for engine in status.engines
     ]
     importing_s = float(int(status.importing_s))
-    return replace(status, engines=engines, orphans=[], importing_s=importing_s, with_saves=False, saves=[])
+    return replace(
+        status, engines=engines, orphans=[], devices=[], importing_s=importing_s, with_saves=False, saves=[]
+    )
 
 
 def load_panel(shell: Any) -> None:

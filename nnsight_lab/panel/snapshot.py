@@ -12,14 +12,14 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import TYPE_CHECKING
 
 import nnsight_lab
 from nnsight_lab.errors import SavesError
 from nnsight_lab.panel.known_models import known_models
-from nnsight_lab.panel.surroundings import Held, Surroundings
+from nnsight_lab.panel.surroundings import Device, Held, Surroundings
 from nnsight_lab.wire import panel as wire
 
 if TYPE_CHECKING:
@@ -58,13 +58,14 @@ class Snapshots:
         engines = nnsight_lab.engines()
         look = self._surroundings.latest()
         current = current_name()
-        own = {engine.id for engine in engines.values()}
+        names = {engine.id: name for name, engine in engines.items()}
         return wire.PanelStatus(
             protocol=wire.PROTOCOL,
             version=nnsight_lab.__version__,
             pid=os.getpid(),
             importing_s=_importing_s(),
-            gpus=look.gpus,
+            gpus=len(look.devices),
+            devices=[_gpu(device, names) for device in look.devices],
             engines=[
                 self._engine(engine, look.engines.get(engine.id, Held()), name == current)
                 for name, engine in engines.items()
@@ -72,7 +73,7 @@ class Snapshots:
             orphans=[
                 wire.PanelOrphan(engine, list(held.pids), held.memory_bytes, held.gpu_bytes, held.log)
                 for engine, held in look.engines.items()
-                if held.orphaned and engine not in own
+                if held.orphaned and engine not in names
             ],
             actions=actions,
             models=self._known_models(),
@@ -151,6 +152,25 @@ class Snapshots:
                     rate = max(0, tokens - before) / (now - then)
                 self._tokens[engine_id] = (now, tokens, rate)
             return rate
+
+
+def _gpu(device: Device, names: Mapping[str, str]) -> wire.PanelGpu:
+    return wire.PanelGpu(
+        index=device.gpu.number,
+        name=device.gpu.name,
+        used_bytes=device.gpu.used_bytes,
+        total_bytes=device.gpu.total_bytes,
+        processes=[
+            wire.PanelGpuProcess(
+                pid=tenant.pid,
+                owner=tenant.owner,
+                bytes=-1 if tenant.nbytes is None else tenant.nbytes,
+                ours=tenant.engine != "",
+                engine=names.get(tenant.engine, ""),
+            )
+            for tenant in sorted(device.tenants, key=lambda tenant: -(tenant.nbytes or 0))
+        ],
+    )
 
 
 def _saves(engine: LocalEngine, current: bool) -> Iterator[wire.PanelSave]:

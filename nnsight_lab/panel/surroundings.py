@@ -7,18 +7,17 @@ and only when somebody asks, and the answer is the look before.
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import psutil
+
 from nnsight_lab.engine import processes
 
 _EVERY_S = 4.0
-_NVIDIA_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -33,16 +32,40 @@ class Held:
 
 
 @dataclass(frozen=True)
+class Tenant:
+    """A process on a GPU.
+
+    Attributes:
+        owner: Its user; "" where that may not be seen.
+        nbytes: None where the driver does not tell.
+        engine: The id of the engine of this user that it belongs to; "" where it is none's.
+    """
+
+    pid: int
+    owner: str
+    nbytes: int | None
+    engine: str
+
+
+@dataclass(frozen=True)
+class Device:
+    """A GPU and who is on it."""
+
+    gpu: processes.Gpu
+    tenants: tuple[Tenant, ...]
+
+
+@dataclass(frozen=True)
 class Look:
     """One look around.
 
     Attributes:
         engines: By engine id.
-        gpus: How many GPUs this machine has.
+        devices: The GPUs of this machine.
     """
 
     engines: Mapping[str, Held] = field(default_factory=dict)
-    gpus: int = 0
+    devices: tuple[Device, ...] = ()
 
 
 class Surroundings:
@@ -53,7 +76,8 @@ class Surroundings:
         self._latest = Look()
         self._looked = 0.0
         self._thread: threading.Thread | None = None
-        self._gpus: int | None = None
+        #: Whether `nvidia-smi` is worth asking; None until it was asked.
+        self._nvidia: bool | None = None
 
     def latest(self) -> Look:
         """The latest look; begins another where it is old."""
@@ -69,20 +93,25 @@ class Surroundings:
         by_engine: dict[str, list[processes.EngineProcess]] = defaultdict(list)
         for process in processes.engine_processes():
             by_engine[process.engine].append(process)
-        if self._gpus is None:
-            self._gpus = _gpus()
+        pids = {process.pid: engine for engine, found in by_engine.items() for process in found}
+        devices = [] if self._nvidia is False else _devices(pids)
+        self._nvidia = bool(devices)
+        held: dict[str, int] = defaultdict(int)
+        for device in devices:
+            for tenant in device.tenants:
+                held[tenant.engine] += tenant.nbytes or 0
         look = Look(
             {
                 engine: Held(
                     pids=tuple(sorted(process.pid for process in found)),
                     memory_bytes=sum(process.rss_bytes for process in found),
-                    gpu_bytes=processes.gpu_bytes(process.pid for process in found) if self._gpus else 0,
+                    gpu_bytes=held[engine],
                     log=found[0].log,
                     orphaned=all(process.orphaned for process in found),
                 )
                 for engine, found in by_engine.items()
             },
-            self._gpus,
+            tuple(devices),
         )
         with self._lock:
             self._latest, self._looked = look, time.monotonic()
@@ -94,13 +123,24 @@ class Surroundings:
             self._looked = 0.0
 
 
-def _gpus() -> int:
-    if shutil.which("nvidia-smi") is None:
-        return 0
-    try:
-        told = subprocess.run(
-            ["nvidia-smi", "-L"], capture_output=True, text=True, timeout=_NVIDIA_S, check=False
+def _devices(engines: Mapping[int, str]) -> list[Device]:
+    apps = processes.gpu_apps()
+    return [
+        Device(
+            gpu,
+            tuple(
+                Tenant(app.pid, _owner(app.pid), app.nbytes, engines.get(app.pid, ""))
+                for app in apps
+                if app.gpu == gpu.uuid
+            ),
         )
-    except (OSError, subprocess.TimeoutExpired):
-        return 0
-    return sum(line.startswith("GPU ") for line in told.stdout.splitlines())
+        for gpu in processes.gpus()
+    ]
+
+
+def _owner(pid: int) -> str:
+    """The user a process runs as; "" where it is out of sight, as from within a container."""
+    try:
+        return str(psutil.Process(pid).username())
+    except (psutil.Error, KeyError, OSError):
+        return ""

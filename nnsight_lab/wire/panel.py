@@ -150,6 +150,35 @@ class PanelSave:
 
 
 @dataclass(frozen=True)
+class PanelGpuProcess:
+    """A process that holds memory of a GPU.
+
+    Attributes:
+        owner: Its user; "" where that may not be seen.
+        bytes: -1 where the driver does not tell.
+        ours: Whether it is of an engine of this user.
+        engine: That engine's name, where it is one of this kernel; else "".
+    """
+
+    pid: int
+    owner: str
+    bytes: int
+    ours: bool
+    engine: str
+
+
+@dataclass(frozen=True)
+class PanelGpu:
+    """A GPU of the kernel's machine, and who is on it as far as may be seen."""
+
+    index: int
+    name: str
+    used_bytes: int
+    total_bytes: int
+    processes: list[PanelGpuProcess]
+
+
+@dataclass(frozen=True)
 class PanelOrphan:
     """An engine of this user whose kernel is gone."""
 
@@ -211,6 +240,7 @@ class PanelStatus:
     pid: int
     importing_s: float
     gpus: int
+    devices: list[PanelGpu]
     engines: list[PanelEngine]
     orphans: list[PanelOrphan]
     actions: list[PanelAction]

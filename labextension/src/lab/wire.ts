@@ -95,6 +95,22 @@ export interface PanelSave {
   code: string;
 }
 
+export interface PanelGpuProcess {
+  pid: number;
+  owner: string;
+  bytes: number;
+  ours: boolean;
+  engine: string;
+}
+
+export interface PanelGpu {
+  index: number;
+  name: string;
+  used_bytes: number;
+  total_bytes: number;
+  processes: PanelGpuProcess[];
+}
+
 export interface PanelOrphan {
   engine: string;
   pids: number[];
@@ -128,6 +144,7 @@ export interface PanelStatus {
   pid: number;
   importing_s: number;
   gpus: number;
+  devices: PanelGpu[];
   engines: PanelEngine[];
   orphans: PanelOrphan[];
   actions: PanelAction[];

@@ -11,6 +11,7 @@ import { bytes, duration, presence } from '../words';
 import type { Context } from './context';
 import { act } from './context';
 import { EngineView } from './engine';
+import { GpusView } from './gpus';
 import { SavesView } from './saves';
 import { StartForm } from './startForm';
 
@@ -160,6 +161,7 @@ class KernelView {
   readonly #actions: Keyed<PanelAction>;
   readonly #saves: SavesView;
   readonly #savesPart: HTMLElement;
+  readonly #gpus: GpusView;
   #watched: Watched;
 
   constructor(
@@ -196,10 +198,11 @@ class KernelView {
         return { element: item, update: (action: PanelAction) => this.#action(item, action) };
       }
     );
+    this.#gpus = new GpusView(context);
     this.#saves = new SavesView(context, watched);
     this.#savesPart = element('section', { 'aria-label': trans.__('Saves') }, element('h4', {}, trans.__('Saves')), this.#saves.element);
     this.element = element('section', { class: 'nnlab-kernel-part' });
-    this.element.append(this.#title, this.#words, this.#load, engines, this.#start, actions, this.#savesPart);
+    this.element.append(this.#title, this.#words, this.#load, engines, this.#gpus.element, this.#start, actions, this.#savesPart);
   }
 
   openStart(): void {
@@ -221,6 +224,7 @@ class KernelView {
     const loaded = link.presence === 'loaded' && status !== null;
     this.#engines.show(loaded ? status.engines : []);
     this.#start.hidden = !(loaded || link.presence === 'unloaded');
+    this.#gpus.update(loaded && (front || status.engines.length) ? status.devices : []);
     this.#form.update(status?.models ?? ['demo']);
     // Done is not news, and a start under way is seen in its engine; nor is a failure that was made good since.
     const news = (action: PanelAction, index: number) =>
