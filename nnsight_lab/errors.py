@@ -14,6 +14,7 @@ LabError
       EngineNotStarted            no engine of that name
       EngineStartFailed           the start ended early; carries the root cause and the log's path
       EngineMismatch              a live engine has another configuration
+      SleepRefused                the engine cannot sleep, or not just now
       EngineDied                  a process of the engine ended; carries the root cause
     ModelNotFound                 neither a local model nor a known id, or no weights in it
     RequestRefused                a prompt or sampling setting that the engine does not take
@@ -109,6 +110,10 @@ class EngineStartFailed(EngineError):
 
 class EngineMismatch(EngineError):
     """A live engine of that name has another configuration; the message names what differs."""
+
+
+class SleepRefused(EngineError):
+    """The engine cannot be put to sleep, or not just now; the message says why."""
 
 
 class EngineDied(EngineError):

@@ -38,6 +38,8 @@ def engine_calls(command: EngineCommand) -> list[str]:
         return [f"print(lab.stop({name}))"]
     if command.action == "restart":
         return [f"engine = lab.restart({name})", _BIND_MODEL]
+    if command.action in ("sleep", "wake"):
+        return [f"lab.get_engine({name}).{command.action}()"]
     return [f"print(lab.get_engine({name}).status())"]
 
 

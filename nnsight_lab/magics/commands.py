@@ -20,6 +20,8 @@ ENGINE_FORMS: dict[str, str] = {
     "status": "%engine status [NAME]",
     "stop": "%engine stop [NAME]",
     "restart": "%engine restart [NAME]",
+    "sleep": "%engine sleep [NAME]",
+    "wake": "%engine wake [NAME]",
     "list": "%engine list",
     "log": "%engine log [NAME] [-n LINES]",
 }
@@ -55,9 +57,9 @@ class StartEngine:
 
 @dataclass(frozen=True)
 class NamedEngine:
-    """`%engine status|stop|restart [NAME]`; without a name, the current engine."""
+    """`%engine status|stop|restart|sleep|wake [NAME]`; without a name, the current engine."""
 
-    action: Literal["status", "stop", "restart"]
+    action: Literal["status", "stop", "restart", "sleep", "wake"]
     name: str | None = None
 
 
@@ -167,6 +169,10 @@ def read_engine(line: str) -> EngineCommand:
         return NamedEngine("stop", name)
     if action == "restart":
         return NamedEngine("restart", name)
+    if action == "sleep":
+        return NamedEngine("sleep", name)
+    if action == "wake":
+        return NamedEngine("wake", name)
     return NamedEngine("status", name)
 
 

@@ -181,7 +181,7 @@ def _engine_words(earlier: Sequence[str], current: str) -> list[_Found]:
         given = {word.partition("=")[0] for word in earlier}
         options = [_Found(f"{option}=", "param") for option in START_OPTIONS if option not in given]
         return [*options, _Found("--restart", "param")]
-    if earlier[0] in ("status", "stop", "restart", "log") and len(earlier) == 1:
+    if earlier[0] in ("status", "stop", "restart", "sleep", "wake", "log") and len(earlier) == 1:
         return [_Found(name, "engine") for name in _engine_names()]
     return []
 

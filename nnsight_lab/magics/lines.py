@@ -55,6 +55,8 @@ class LineMagics:
         %engine log [NAME] [-n LINES]  the end of its log
         %engine restart [NAME]         stops it and starts it again, with the same configuration
         %engine stop [NAME]            stops it, and frees its memory
+        %engine sleep [NAME]           frees its GPU, and keeps its weights; the next request wakes it
+        %engine wake [NAME]            wakes it now
         """
         command = read_engine(line)
         if isinstance(command, StartEngine):
@@ -132,6 +134,11 @@ class LineMagics:
             name = chosen_engine(name).name
             wait = StartLine(f"engine {name}", "")
             self._bind(wait.around(lambda: lab().restart(name, progress=wait.progress)))
+        elif command.action in ("sleep", "wake"):
+            engine = chosen_engine(name)
+            engine.sleep() if command.action == "sleep" else engine.wake()
+            said = "sleeps; the next request wakes it" if command.action == "sleep" else "is awake"
+            show(sentence(f"Engine {engine.name} {said}."))
         elif name is None and not lab().engines():
             show(sentence(f"No engine is running. Start one: {ENGINE_FORMS['start']}"))
         else:

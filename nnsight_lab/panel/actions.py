@@ -57,6 +57,8 @@ class Actions:
             wire.RESTART: self._restart,
             wire.STOP: self._stop,
             wire.INTERRUPT: self._interrupt,
+            wire.SLEEP: self._sleep,
+            wire.WAKE: self._wake,
             wire.LOG: self._log,
             wire.EDIT_ON: self._edit_on,
             wire.EDIT_OFF: self._edit_off,
@@ -148,6 +150,27 @@ class Actions:
     def _interrupt(self, content: Mapping[str, Any]) -> Answer:
         count = _engine(content).abort_all()
         return {"ok": True, "text": f"{count} call{'' if count == 1 else 's'} aborted."}
+
+    def _sleep(self, content: Mapping[str, Any]) -> Answer:
+        engine = _engine(content)
+        refused = engine.no_sleep()
+        if refused:
+            return _refused(refused)
+
+        def sleep() -> str:
+            engine.sleep()
+            return "It sleeps; the next request wakes it."
+
+        return self._begin(wire.SLEEP, engine.name, sleep)
+
+    def _wake(self, content: Mapping[str, Any]) -> Answer:
+        engine = _engine(content)
+
+        def wake() -> str:
+            engine.wake()
+            return "It is awake."
+
+        return self._begin(wire.WAKE, engine.name, wake)
 
     def _log(self, content: Mapping[str, Any]) -> Answer:
         log = _engine(content).log

@@ -67,7 +67,7 @@ class Forecasts:
         work = Work()
         try:
             engine = self._engine(call)
-            if engine.state()[0] not in (wire.READY, wire.BUSY):
+            if engine.state()[0] not in (wire.READY, wire.BUSY, wire.ASLEEP):
                 return None
             with self._lock:
                 if header.kind == "edit":

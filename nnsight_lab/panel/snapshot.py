@@ -122,6 +122,7 @@ class Snapshots:
             gpu_bytes=held.gpu_bytes,
             log=str(engine.log.path),
             cause=cause,
+            no_sleep=engine.no_sleep(),
             chooses_edits=engine.edits.default is not None,
             default_edits=list(engine.edits.default or ()),
             edits=[self._edit(edit) for edit in engine.edits],

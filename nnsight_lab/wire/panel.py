@@ -31,6 +31,7 @@ SAVES: Final = "saves"
 STARTING: Final = "starting"
 READY: Final = "ready"
 BUSY: Final = "busy"
+ASLEEP: Final = "asleep"
 DEAD: Final = "dead"
 STOPPED: Final = "stopped"
 
@@ -40,6 +41,8 @@ CHECK: Final = "check"
 START: Final = "start"
 RESTART: Final = "restart"
 STOP: Final = "stop"
+SLEEP: Final = "sleep"
+WAKE: Final = "wake"
 INTERRUPT: Final = "interrupt"
 LOG: Final = "log"
 EDIT_ON: Final = "edit_on"
@@ -95,6 +98,7 @@ class PanelEngine:
         tokens_per_s: Since the question before.
         kv_used: About which part of the KV cache is used, 0 to 1; -1 where that is not known.
         cause: Why it is dead.
+        no_sleep: Why it cannot sleep; "" where it can.
         chooses_edits: Whether a choice of edits stands for "all that are on".
         default_edits: That choice, in the order they run; some may not be installed yet.
     """
@@ -122,6 +126,7 @@ class PanelEngine:
     gpu_bytes: int
     log: str
     cause: str
+    no_sleep: str
     chooses_edits: bool
     default_edits: list[str]
     edits: list[PanelEdit]

@@ -287,6 +287,14 @@ class Engine:
 
         return SavesStore()
 
+    slept: Any = None
+
+    def sleep(self) -> None:
+        self.slept = True
+
+    def wake(self) -> None:
+        self.slept = False
+
     def status(self) -> EngineStatus:
         return EngineStatus(self.name, "ready", self.model.repo, self.mode, "cpu", "float32", up_s=720.0)
 

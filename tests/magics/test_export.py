@@ -137,6 +137,8 @@ def test_a_script_can_be_imported_again_by_the_processes_it_starts(tmp_path: Pat
             "%edits on a b-2",
             'lab.get_engine().edits["a"].switch_on()\nlab.get_engine().edits["b-2"].switch_on()',
         ),
+        ("%engine sleep", "lab.get_engine().sleep()"),
+        ("%engine wake second", 'lab.get_engine("second").wake()'),
         ("%edits default a b-2", 'lab.get_engine().default_edits = ["a", "b-2"]'),
         ("%edits default all", "lab.get_engine().default_edits = None"),
         ("%edits default none engine=b", 'lab.get_engine("b").default_edits = []'),

@@ -14,6 +14,7 @@ export const SAVES = 'saves';
 export const STARTING = 'starting';
 export const READY = 'ready';
 export const BUSY = 'busy';
+export const ASLEEP = 'asleep';
 export const DEAD = 'dead';
 export const STOPPED = 'stopped';
 
@@ -22,6 +23,8 @@ export const CHECK = 'check';
 export const START = 'start';
 export const RESTART = 'restart';
 export const STOP = 'stop';
+export const SLEEP = 'sleep';
+export const WAKE = 'wake';
 export const INTERRUPT = 'interrupt';
 export const LOG = 'log';
 export const EDIT_ON = 'edit_on';
@@ -75,6 +78,7 @@ export interface PanelEngine {
   gpu_bytes: number;
   log: string;
   cause: string;
+  no_sleep: string;
   chooses_edits: boolean;
   default_edits: string[];
   edits: PanelEdit[];
