@@ -14,6 +14,7 @@ LabError
       EngineNotStarted            no engine of that name
       EngineStartFailed           the start ended early; carries the root cause and the log's path
       EngineMismatch              a live engine has another configuration
+      SleepRefused                the engine cannot sleep, or not just now
       EngineDied                  a process of the engine ended; carries the root cause
       ServerError                 a shared engine's server refused, or cannot be reached
     ServeRefused                  `nnsight-lab serve` cannot run like that
@@ -111,6 +112,10 @@ class EngineStartFailed(EngineError):
 
 class EngineMismatch(EngineError):
     """A live engine of that name has another configuration; the message names what differs."""
+
+
+class SleepRefused(EngineError):
+    """The engine cannot be put to sleep, or not just now; the message says why."""
 
 
 class EngineDied(EngineError):

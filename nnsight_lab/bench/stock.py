@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from nnsight_lab import pins
-from nnsight_lab.engine.homecoming import OPTIONS
+from nnsight_lab.engine.config import OWN_OPTIONS
 from nnsight_lab.engine.log import EngineLog
 from nnsight_lab.engine.starting import surroundings
 
@@ -105,4 +105,4 @@ def _given(texts: list[Any]) -> list[Any]:
 
 def _theirs(options: dict[str, Any]) -> dict[str, Any]:
     """The options that are vLLM's, not ours."""
-    return {name: value for name, value in options.items() if name not in OPTIONS}
+    return {name: value for name, value in options.items() if name not in OWN_OPTIONS}

@@ -146,6 +146,18 @@ class LoopDriver(Driver):
 
         return self._schedule(call())
 
+    def sleep(self) -> Future[None]:
+        async def sleep() -> None:
+            await self._llm.sleep(level=1)
+
+        return self._schedule(sleep())
+
+    def wake(self) -> Future[None]:
+        async def wake() -> None:
+            await self._llm.wake_up()
+
+        return self._schedule(wake())
+
     def dead(self) -> bool:
         llm = self._llm
         return llm is not None and bool(llm.errored)

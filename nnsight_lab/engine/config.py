@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
@@ -16,6 +16,8 @@ from nnsight_lab.errors import CellUsageError, nearest
 
 Mode = Literal["sync", "async"]
 MODES = ("auto", "sync", "async")
+#: Engine options of ours, taken out before vLLM sees the rest.
+OWN_OPTIONS = ("save_budget", "spill_budget")
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,16 @@ def check_options(options: Mapping[str, Any]) -> None:
     """
     from vllm.engine.arg_utils import EngineArgs  # seconds to import, and only a start needs it
 
-    known = {f.name for f in dataclasses.fields(EngineArgs)} | {"taps"}
+    refuse_unknown(options, {f.name for f in dataclasses.fields(EngineArgs)})
+
+
+def refuse_unknown(options: Iterable[str], names: Iterable[str]) -> None:
+    """`check_options` with vLLM's names given, for who has not imported it.
+
+    Raises:
+        CellUsageError: Naming the nearest real option.
+    """
+    known = {*names, "taps"}
     for name in options:
         if RESERVED.get(name):
             raise CellUsageError(f"{name} cannot be set: {RESERVED[name]}.")

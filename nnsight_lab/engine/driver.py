@@ -136,6 +136,14 @@ class Driver(abc.ABC):
         """Call a worker method on every rank."""
 
     @abc.abstractmethod
+    def sleep(self) -> Future[None]:
+        """Send the weights to the machine's memory, and drop the KV cache."""
+
+    @abc.abstractmethod
+    def wake(self) -> Future[None]:
+        """Bring the weights back."""
+
+    @abc.abstractmethod
     def dead(self) -> bool:
         """Whether a process of the engine has ended."""
 

@@ -121,6 +121,7 @@ class Edits:
         self._engine = engine
         self._edits: dict[str, Edit] = {}
         self._lock = threading.Lock()
+        self._default: tuple[str, ...] | None = None
 
     # -- reading -------------------------------------------------------------------------------
 
@@ -145,27 +146,60 @@ class Edits:
         return f"<Edits {', '.join(repr(e) for e in self) or 'none'}>"
 
     def chosen(self, names: Iterable[str] | None) -> tuple[EditVersion, ...]:
-        """The versions a request runs: those named, in that order, or all that are on.
+        """The versions a request runs: those named, in that order; else the defaults, else all that are on.
 
         Raises:
-            UnknownEdit: For a name nothing is installed under.
+            UnknownEdit: For a name nothing is installed under, a default's too.
             EditRefused: When ``names`` is a string, or names one twice.
         """
         if isinstance(names, str):
             raise EditRefused(f"edits= takes a list of names: write edits=[{names!r}].")
+        if names is None and self._default is not None:
+            self._refuse_missing()
+            names = self._default
         if names is None:
             return tuple(e._current for e in self if e.on and e._current is not None)
-        if not isinstance(names, list | tuple):
-            raise EditRefused(
-                f"edits= takes a list of names, in the order they run, not {type(names).__name__}."
-            )
-        listed = list(names)
-        for name in listed:
-            if not isinstance(name, str):
-                raise EditRefused(f"edits= takes a list of names, not {type(name).__name__}s.")
-        if len(set(listed)) < len(listed):
-            raise EditRefused(f"edits={listed!r} names an edit twice; each runs once.")
+        listed = _listed(names, "edits")
         return tuple(v for v in (self[name]._current for name in listed) if v is not None)
+
+    # -- the defaults --------------------------------------------------------------------------
+
+    @property
+    def default(self) -> tuple[str, ...] | None:
+        """The names that requests run which name none themselves; None where all run that are on.
+
+        A name may be set before its edit is installed: until then such requests are refused, and the
+        message says what to do. It lives through a restart of the engine.
+        """
+        return self._default
+
+    @default.setter
+    def default(self, names: Iterable[str] | None) -> None:
+        if isinstance(names, str):
+            raise EditRefused(f"default_edits takes a list of names, or None: [{names!r}].")
+        self._default = None if names is None else tuple(_listed(names, "default_edits"))
+
+    def missing(self) -> list[str]:
+        """Defaults that are not installed."""
+        return [name for name in self._default or () if name not in self._edits]
+
+    def by_default(self, edit: Edit) -> bool:
+        """Whether requests that name no edits run it."""
+        return edit.on if self._default is None else edit.name in self._default
+
+    def standing(self, edit: Edit) -> str:
+        """That in a word."""
+        if self._default is None:
+            return "on" if edit.on else "off"
+        return "default" if edit.name in self._default else "not a default"
+
+    def _refuse_missing(self) -> None:
+        missing = self.missing()
+        if missing:
+            raise UnknownEdit(
+                f"{missing[0]!r}, a default of this notebook, is not installed yet: run its cell, name "
+                "edits=[…] for this request, or take the choice back with `%edits default all`."
+            )
 
     # -- changing ------------------------------------------------------------------------------
 
@@ -202,7 +236,7 @@ class Edits:
         yield from self._retire([old] if old is not None else [])
 
     def clear(self, *names: str) -> None:
-        """Clear the edits named, or all of them."""
+        """Clear the edits named; or all of them, and the choice of defaults with them."""
         for method, args in self._clear_steps(names):
             self._engine.rpc(method, *args)
 
@@ -213,6 +247,8 @@ class Edits:
 
     def _clear_steps(self, names: Sequence[str]) -> Iterator[tuple[str, tuple[Any, ...]]]:
         edits = [self[name] for name in names] if names else list(self)
+        if not names:
+            self._default = None
         versions = []
         with self._lock:
             for edit in edits:
@@ -259,7 +295,8 @@ class Edits:
                 edit.last_error = error
 
     def adopt(self, others: Edits) -> None:
-        """Take over the edits of the engine this one replaces."""
+        """Take over the edits of the engine this one replaces, and which of them are the defaults."""
+        self._default = others._default
         for edit in others:
             edit.engine = self._engine
             self._edits[edit.name] = edit
@@ -273,3 +310,22 @@ class Edits:
         for version in self.installed():
             version.in_flight = 0
             yield REGISTER, (version.id, version.payload, version.name)
+
+
+def _listed(names: Any, what: str) -> list[str]:
+    """A list of names, each once.
+
+    Raises:
+        EditRefused: It is none.
+    """
+    if not isinstance(names, list | tuple):
+        raise EditRefused(
+            f"{what}= takes a list of names, in the order they run, not {type(names).__name__}."
+        )
+    listed = list(names)
+    for name in listed:
+        if not isinstance(name, str):
+            raise EditRefused(f"{what}= takes a list of names, not {type(name).__name__}s.")
+    if len(set(listed)) < len(listed):
+        raise EditRefused(f"{what}={listed!r} names an edit twice; each runs once.")
+    return listed

@@ -24,6 +24,7 @@ def facts(vllm_config: Any) -> EngineFacts:
         tensor_parallel=int(parallel.tensor_parallel_size),
         pipeline_parallel=int(parallel.pipeline_parallel_size),
         prefix_caching=bool(cache.enable_prefix_caching),
+        sleep_mode=bool(getattr(model, "enable_sleep_mode", False)),
         vocabulary=int(model.get_vocab_size()),
         head_size=int(model.get_head_size()),
     )

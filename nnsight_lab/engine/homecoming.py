@@ -29,8 +29,6 @@ from nnsight_lab.wire.codec import encode
 from nnsight_lab.wire.extent import Extent, Packed
 from nnsight_lab.wire.packed import unpack
 
-#: Engine options of ours, taken out before vLLM sees the rest.
-OPTIONS = ("save_budget", "spill_budget")
 _MEMORY = Path("/dev/shm")
 _TICK_S = 0.25
 #: How long after pieces went back by the way the workers are asked which files they gave up.

@@ -10,7 +10,7 @@ import threading
 import time
 import uuid
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
@@ -174,6 +174,18 @@ class EngineLife:
         return model
 
     @property
+    def default_edits(self) -> list[str] | None:
+        """Names of the edits that requests run which name none; None where all run that are switched on.
+
+        ``engine.default_edits = ["probe"]`` runs exactly that one, whatever else is on, ``[]`` none.
+        """
+        return None if self.edits.default is None else list(self.edits.default)
+
+    @default_edits.setter
+    def default_edits(self, names: Sequence[str] | None) -> None:
+        self.edits.default = names
+
+    @property
     def tokenizer(self) -> Any:
         """The model's tokenizer."""
         return self.model.tokenizer
@@ -243,7 +255,7 @@ class EngineLife:
             dtype=dtype,
             up_s=self.up_s(),
             running=self._driver.unfinished(),
-            edits=tuple(f"{e.name} ({'on' if e.on else 'off'})" for e in self.edits),
+            edits=tuple(f"{e.name} ({self.edits.standing(e)})" for e in self.edits),
             pids=tuple(p.pid for p in alive),
             memory_bytes=sum(p.rss_bytes for p in alive),
             gpu_bytes=processes.gpu_bytes(p.pid for p in alive),

@@ -54,7 +54,8 @@ class Engine(Looking, EngineEstimates):
 
         Args:
             *prompts: Text, token ids, one of vLLM's prompt dictionaries, or a list of them.
-            edits: Which edits these requests run, in that order; all that are on by default.
+            edits: Which edits these requests run, in that order; else ``engine.default_edits``, else all
+                that are on.
             watch: Called in this thread, at most 20 times a second, with the requests as they stand.
             live: True shows, in a notebook, the tokens of one prompt as they come, and the lists that the
                 block appends to at every step as growing heatmaps; ``tracer.live`` is the view. A score, as

@@ -13,6 +13,7 @@ from typing import Any
 
 from nnsight_lab.engine.config import EngineConfig
 from nnsight_lab.engine.local import Engine, LocalEngine
+from nnsight_lab.engine.recent import note_model
 from nnsight_lab.engine.remote import RemoteEngine
 from nnsight_lab.engine.status import StartProgress, StopReport
 from nnsight_lab.errors import EngineMismatch, EngineNotStarted, nearest
@@ -80,6 +81,7 @@ class EngineManager:
                     self._engines[name] = known  # stopped, with its edits: `restart` brings it back
                 raise
             self.current = name
+            note_model(model)
             return engine
 
     def attach(self, url: str, *, name: str = DEFAULT_NAME, token: str | None = None) -> Engine:

@@ -112,6 +112,10 @@ class RemoteEngine(Engine):
         """What there is to know of the engine without asking it."""
         return self.served.facts
 
+    def no_sleep(self) -> str:
+        """Why it cannot sleep, in one line."""
+        return f"Engine {self.name!r} is a server's: others use it, too."
+
     def died(self) -> EngineDied | None:
         """The error to raise when the server is gone, or None."""
         if self._state != "ready" or not self._remote.dead():

@@ -150,6 +150,14 @@ class RemoteDriver(Driver):
     def processor(self) -> Any:
         return None
 
+    def sleep(self) -> Future[None]:
+        """Refused: others use it, too."""
+        raise ServerError("A shared engine is not put to sleep by one of its users.")
+
+    def wake(self) -> Future[None]:
+        """Refused, as `sleep`."""
+        raise ServerError("A shared engine is not woken by one of its users.")
+
     def dead(self) -> bool:
         return bool(self.cause)
 

@@ -22,6 +22,7 @@ from nnsight_lab.engine.edits import EditVersion
 from nnsight_lab.engine.life import EngineLife
 from nnsight_lab.engine.pace import steps_of
 from nnsight_lab.engine.sampling import sampling_params
+from nnsight_lab.engine.sleeping import EngineSleep
 from nnsight_lab.engine.tracer import Watcher
 from nnsight_lab.engine.waiting import Watch, await_, wait
 from nnsight_lab.errors import EngineDied, Interrupted
@@ -38,7 +39,7 @@ from nnsight_lab.wire.keys import (
 )
 
 
-class EngineService(EngineLife):
+class EngineService(EngineSleep):
     """An engine as the tracers see it."""
 
     def _fresh(self) -> None:
@@ -122,14 +123,25 @@ class EngineService(EngineLife):
             self._driver.rpc(CLEAR, [version.id])
 
     def submit(self, call: Call) -> None:
-        """Hand a call to the driver; its edits are held until it is over."""
+        """Hand a call to the driver; its edits are held until it is over. An engine that sleeps is woken."""
         self._require()
         versions = [version for request in call.requests for version in request.edits]
         self.edits.hold(versions)
         call.future.add_done_callback(lambda _: self._let_go(versions))
         self._enter_crowd(call)
         call.began, call.home_s = time.perf_counter(), self._driver.home_s
-        self._driver.submit(call)
+        if self._asleep:
+            call.crowded = True  # its seconds say nothing of the engine's pace
+            self._wake().add_done_callback(lambda waking: self._awake_for(call, waking))
+        else:
+            self._driver.submit(call)
+
+    def _awake_for(self, call: Call, waking: Future[None]) -> None:
+        error = waking.exception()
+        if error is None:
+            self._driver.submit(call)
+        else:
+            call.resolve(error)
 
     def _enter_crowd(self, call: Call) -> None:
         with self._crowd:

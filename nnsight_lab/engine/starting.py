@@ -21,7 +21,7 @@ import psutil
 
 from nnsight_lab import pins
 from nnsight_lab.engine import homecoming, models, processes, shared_queues
-from nnsight_lab.engine.config import EngineConfig, check_options
+from nnsight_lab.engine.config import OWN_OPTIONS, EngineConfig, check_options
 from nnsight_lab.engine.driver import Driver
 from nnsight_lab.engine.log import EngineLog
 from nnsight_lab.engine.status import StartProgress
@@ -73,7 +73,7 @@ class Start:
             )
             _log_to_file(self.log)
             options = dict(self.config.options)
-            own = {name: options.pop(name) for name in homecoming.OPTIONS if name in options}
+            own = {name: options.pop(name) for name in OWN_OPTIONS if name in options}
             check_options(options)
             options.update(_kv_cache_of_environment(options))
             homecoming.reclaim()

@@ -179,6 +179,12 @@ class SyncDriver(Driver):
     def rpc(self, method: str, *args: Any) -> Future[list[Any]]:
         return self._do(lambda: self._engine.collective_rpc(method, args=args))
 
+    def sleep(self) -> Future[None]:
+        return self._do(lambda: self._engine.sleep(level=1))
+
+    def wake(self) -> Future[None]:
+        return self._do(lambda: self._engine.wake_up())
+
     # -- life ----------------------------------------------------------------------------------
 
     def dead(self) -> bool:

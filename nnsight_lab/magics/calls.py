@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 
 from nnsight_lab.magics.commands import (
+    DefaultEdits,
     EditsCommand,
     EngineCommand,
     EngineLog,
@@ -37,6 +38,8 @@ def engine_calls(command: EngineCommand) -> list[str]:
         return [f"print(lab.stop({name}))"]
     if command.action == "restart":
         return [f"engine = lab.restart({name})", _BIND_MODEL]
+    if command.action in ("sleep", "wake"):
+        return [f"lab.get_engine({name}).{command.action}()"]
     return [f"print(lab.get_engine({name}).status())"]
 
 
@@ -45,6 +48,9 @@ def edits_calls(command: EditsCommand) -> list[str]:
     edits = f"lab.get_engine({_name(command.engine)}).edits"
     if isinstance(command, ListEdits):
         return [f'print(*{edits}, sep="\\n")']
+    if isinstance(command, DefaultEdits):
+        names = "None" if command.names is None else f"[{', '.join(map(quoted, command.names))}]"
+        return [f"lab.get_engine({_name(command.engine)}).default_edits = {names}"]
     if not command.names:
         return [f"{edits}.clear()"]
     method = {"on": "switch_on", "off": "switch_off", "clear": "clear"}[command.action]

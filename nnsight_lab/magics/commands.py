@@ -20,6 +20,8 @@ ENGINE_FORMS: dict[str, str] = {
     "status": "%engine status [NAME]",
     "stop": "%engine stop [NAME]",
     "restart": "%engine restart [NAME]",
+    "sleep": "%engine sleep [NAME]",
+    "wake": "%engine wake [NAME]",
     "list": "%engine list",
     "log": "%engine log [NAME] [-n LINES]",
 }
@@ -27,6 +29,7 @@ ENGINE_FORMS: dict[str, str] = {
 EDITS_FORMS: dict[str, str] = {
     "on": "%edits on NAME …",
     "off": "%edits off NAME …",
+    "default": "%edits default NAME … (or all, or none)",
     "clear": "%edits clear NAME … (or --all)",
 }
 #: Every sub-command of `%saves`, with its correct form.
@@ -54,9 +57,9 @@ class StartEngine:
 
 @dataclass(frozen=True)
 class NamedEngine:
-    """`%engine status|stop|restart [NAME]`; without a name, the current engine."""
+    """`%engine status|stop|restart|sleep|wake [NAME]`; without a name, the current engine."""
 
-    action: Literal["status", "stop", "restart"]
+    action: Literal["status", "stop", "restart", "sleep", "wake"]
     name: str | None = None
 
 
@@ -86,6 +89,14 @@ class SwitchEdits:
 
     action: Literal["on", "off", "clear"]
     names: tuple[str, ...]
+    engine: str | None = None
+
+
+@dataclass(frozen=True)
+class DefaultEdits:
+    """`%edits default NAME …`; None for `all`, no names for `none`."""
+
+    names: tuple[str, ...] | None
     engine: str | None = None
 
 
@@ -132,7 +143,7 @@ class MarkSaves:
 
 
 EngineCommand = StartEngine | NamedEngine | ListEngines | EngineLog
-EditsCommand = ListEdits | SwitchEdits
+EditsCommand = ListEdits | SwitchEdits | DefaultEdits
 SavesCommand = ListSaves | ShowSaves | WriteSaves | ReadSaves | MarkSaves
 
 
@@ -158,6 +169,10 @@ def read_engine(line: str) -> EngineCommand:
         return NamedEngine("stop", name)
     if action == "restart":
         return NamedEngine("restart", name)
+    if action == "sleep":
+        return NamedEngine("sleep", name)
+    if action == "wake":
+        return NamedEngine("wake", name)
     return NamedEngine("status", name)
 
 
@@ -180,6 +195,10 @@ def read_edits(line: str) -> EditsCommand:
         raise CellUsageError(f"%edits {action} needs the names of edits. Write: {form}")
     names = tuple(text_expression(word) for word in arguments.words)
     engine = arguments.options.get("engine")
+    if action == "default":
+        if len(arguments.words) == 1 and arguments.words[0] in ("all", "none"):
+            return DefaultEdits(None if arguments.words == ("all",) else (), engine)
+        return DefaultEdits(names, engine)
     if action == "on":
         return SwitchEdits("on", names, engine)
     if action == "off":

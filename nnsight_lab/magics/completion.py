@@ -188,7 +188,7 @@ def _engine_words(earlier: Sequence[str], current: str) -> list[_Found]:
         given = {word.partition("=")[0] for word in earlier}
         options = [_Found(f"{option}=", "param") for option in START_OPTIONS if option not in given]
         return [*options, _Found("--restart", "param")]
-    if earlier[0] in ("status", "stop", "restart", "log") and len(earlier) == 1:
+    if earlier[0] in ("status", "stop", "restart", "sleep", "wake", "log") and len(earlier) == 1:
         return [_Found(name, "engine") for name in _engine_names()]
     return []
 
@@ -199,7 +199,9 @@ def _edits_words(earlier: Sequence[str]) -> list[_Found]:
     if earlier[0] not in EDITS_FORMS:
         return []
     names = [_Found(name, "edit") for name in _edit_names() if name not in earlier]
-    return [*names, _Found("--all", "param")] if earlier == ["clear"] else names
+    if list(earlier) == ["default"]:
+        return [*names, _Found("all", "param"), _Found("none", "param")]
+    return [*names, _Found("--all", "param")] if list(earlier) == ["clear"] else names
 
 
 def _saves_words(earlier: Sequence[str]) -> list[_Found]:

@@ -15,6 +15,7 @@ from IPython.core.magic import no_var_expand
 from nnsight_lab.magics.arguments import evaluate
 from nnsight_lab.magics.commands import (
     ENGINE_FORMS,
+    DefaultEdits,
     EngineLog,
     ListEdits,
     ListEngines,
@@ -55,6 +56,8 @@ class LineMagics:
         %engine log [NAME] [-n LINES]  the end of its log
         %engine restart [NAME]         stops it and starts it again, with the same configuration
         %engine stop [NAME]            stops it, and frees its memory
+        %engine sleep [NAME]           frees its GPU, and keeps its weights; the next request wakes it
+        %engine wake [NAME]            wakes it now
         """
         command = read_engine(line)
         if isinstance(command, StartEngine):
@@ -73,6 +76,8 @@ class LineMagics:
         %edits                     every edit: its version, whether it is on, hits, errors
         %edits on NAME …           requests run it from now on
         %edits off NAME …          they do not, and it stays installed
+        %edits default NAME …      requests that name no edits run exactly these, whatever is on
+        %edits default all         they run all that are on, as before; `none`: they run none
         %edits clear NAME …        removes it
         %edits clear --all         removes every edit
 
@@ -82,6 +87,9 @@ class LineMagics:
         engine = chosen_engine(self._name(command.engine))
         if isinstance(command, ListEdits):
             show(edits_table(engine))
+            return
+        if isinstance(command, DefaultEdits):
+            self._default(engine, command)
             return
         self._switch(engine, command)
 
@@ -127,6 +135,11 @@ class LineMagics:
             name = chosen_engine(name).name
             wait = StartLine(f"engine {name}", "")
             self._bind(wait.around(lambda: lab().restart(name, progress=wait.progress)))
+        elif command.action in ("sleep", "wake"):
+            engine = chosen_engine(name)
+            engine.sleep() if command.action == "sleep" else engine.wake()
+            said = "sleeps; the next request wakes it" if command.action == "sleep" else "is awake"
+            show(sentence(f"Engine {engine.name} {said}."))
         elif name is None and not lab().engines():
             show(sentence(f"No engine is running. Start one: {ENGINE_FORMS['start']}"))
         else:
@@ -166,6 +179,19 @@ class LineMagics:
         done = {"on": "on", "off": "off", "clear": "cleared"}[command.action]
         show(sentence(f"{', '.join(names)}: {done}"))
 
+    def _default(self, engine: Engine, command: DefaultEdits) -> None:
+        if command.names is None:
+            engine.edits.default = None
+            show(sentence("Requests that name no edits run all that are on."))
+            return
+        names = [str(evaluate(source, self._shell.user_ns)) for source in command.names]
+        engine.edits.default = names
+        missing = engine.edits.missing()
+        said = f"Requests that name no edits run {', '.join(names) or 'none'}."
+        if missing:
+            said += f" Refused until it is installed: {', '.join(missing)}."
+        show(sentence(said))
+
     def _bind(self, engine: Engine) -> None:
         self._shell.user_ns.update({"engine": engine, "model": engine.model})
         warm(engine.model)  # a tenth of a second here, and none at the first Tab
@@ -180,7 +206,7 @@ def edits_table(engine: Engine) -> Drawing:
         (
             edit.name,
             edit.version,
-            "on" if edit.on else "off",
+            engine.edits.standing(edit),
             edit.hits,
             f"{edit.errors}: {first_line(edit.last_error)}" if edit.errors else "0",
         )

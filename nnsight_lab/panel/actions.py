@@ -12,16 +12,19 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, MutableMapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import nnsight_lab
 from nnsight_lab.engine import processes
+from nnsight_lab.engine.config import OWN_OPTIONS, EngineConfig, refuse_unknown
 from nnsight_lab.errors import CellUsageError, LabError
 from nnsight_lab.magics.arguments import evaluate
 from nnsight_lab.magics.commands import StartEngine, read_engine
 from nnsight_lab.panel import snapshot
-from nnsight_lab.panel.known_models import note_model
+from nnsight_lab.panel.forecast import Forecasts
+from nnsight_lab.panel.option_names import option_names
 from nnsight_lab.panel.surroundings import Surroundings
 from nnsight_lab.wire import panel as wire
 
@@ -47,17 +50,22 @@ class Actions:
         self._ids = itertools.count(1)
         self._latest: deque[wire.PanelAction] = deque(maxlen=_KEPT)
         self._lock = threading.Lock()
+        self._forecasts = Forecasts(namespace)
         self._known: dict[str, Callable[[Mapping[str, Any]], Answer]] = {
             wire.CHECK: self._check,
             wire.START: self._start,
             wire.RESTART: self._restart,
             wire.STOP: self._stop,
             wire.INTERRUPT: self._interrupt,
+            wire.SLEEP: self._sleep,
+            wire.WAKE: self._wake,
             wire.LOG: self._log,
             wire.EDIT_ON: self._edit_on,
             wire.EDIT_OFF: self._edit_off,
             wire.EDIT_CLEAR: self._edit_clear,
+            wire.EDIT_DEFAULT: self._edit_default,
             wire.END_ORPHAN: self._end_orphan,
+            wire.FORECAST: self._forecast,
         }
 
     def latest(self) -> list[wire.PanelAction]:
@@ -97,15 +105,19 @@ class Actions:
     def _check(self, content: Mapping[str, Any]) -> Answer:
         """Whether a start would be taken: said while the form is typed in, so nothing is imported for it."""
         model, options = self._read(content)
-        config = sys.modules.get("nnsight_lab.engine.config")
         models = sys.modules.get("nnsight_lab.engine.models")
         plain = {name: value for name, value in options.items() if name not in ("name", "mode")}
-        if config is not None and "vllm.engine.arg_utils" in sys.modules:
-            config.EngineConfig.of(model, options.get("mode", "auto"), plain)
-            config.check_options(_for_vllm(plain))
+        EngineConfig.of(model, options.get("mode", "auto"), plain)
+        names = option_names()
+        if names:
+            refuse_unknown(plain, {*names, *OWN_OPTIONS})
         if models is not None and (Path(model).expanduser().exists() or model.startswith((".", "/", "~"))):
             models.resolve(model, dummy=plain.get("load_format") == "dummy")
         return {"ok": True}
+
+    def _forecast(self, content: Mapping[str, Any]) -> Answer:
+        found = self._forecasts.of(str(content.get(wire.CELL, "")))
+        return {"ok": True, wire.FORECAST: None if found is None else asdict(found)}
 
     def _start(self, content: Mapping[str, Any]) -> Answer:
         model, options = self._read(content)
@@ -114,7 +126,6 @@ class Actions:
 
         def start() -> str:
             engine = nnsight_lab.start(model, name=name, **options)
-            note_model(model)
             self._bind(engine)
             return "It already ran." if engine.already_running else "Ready."
 
@@ -139,6 +150,27 @@ class Actions:
     def _interrupt(self, content: Mapping[str, Any]) -> Answer:
         count = _engine(content).abort_all()
         return {"ok": True, "text": f"{count} call{'' if count == 1 else 's'} aborted."}
+
+    def _sleep(self, content: Mapping[str, Any]) -> Answer:
+        engine = _engine(content)
+        refused = engine.no_sleep()
+        if refused:
+            return _refused(refused)
+
+        def sleep() -> str:
+            engine.sleep()
+            return "It sleeps; the next request wakes it."
+
+        return self._begin(wire.SLEEP, engine.name, sleep)
+
+    def _wake(self, content: Mapping[str, Any]) -> Answer:
+        engine = _engine(content)
+
+        def wake() -> str:
+            engine.wake()
+            return "It is awake."
+
+        return self._begin(wire.WAKE, engine.name, wake)
 
     def _log(self, content: Mapping[str, Any]) -> Answer:
         log = _engine(content).log
@@ -177,6 +209,17 @@ class Actions:
             return f"Edit {edit.name} is cleared."
 
         return self._begin(wire.EDIT_CLEAR, edit.engine.name, clear)
+
+    def _edit_default(self, content: Mapping[str, Any]) -> Answer:
+        engine = _engine(content)
+        engine.default_edits = content.get(wire.EDITS)
+        missing = engine.edits.missing()
+        if not missing:
+            return {"ok": True}
+        return {
+            "ok": True,
+            "text": f"Requests are refused until this edit is installed: {', '.join(missing)}.",
+        }
 
     def _edit(self, content: Mapping[str, Any]) -> Any:
         return _engine(content).edits[str(content.get("edit", ""))]
@@ -223,10 +266,3 @@ def _refused(text: str) -> Answer:
 
 def _quoted(model: str) -> str:
     return repr(model) if any(letter in model for letter in " \t$={}'\"") else model
-
-
-def _for_vllm(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Those that are vLLM's: an engine's own are taken out before it is asked."""
-    from nnsight_lab.engine.homecoming import OPTIONS  # imported already where this is called
-
-    return {name: value for name, value in options.items() if name not in OPTIONS}

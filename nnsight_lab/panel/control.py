@@ -9,6 +9,7 @@ second, and every few seconds at least; only while it says that it is looked at.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import threading
 import time
@@ -79,9 +80,17 @@ class Control:
         self._kernel.session.send(stream, wire.STATUS_REPLY, content, parent, ident)
 
     async def _action_asked(self, stream: Any, ident: Any, parent: Any) -> None:
-        answer = self._actions.take(parent["content"])
+        content = parent["content"]
+        asking = content.get(wire.ACTION) in (wire.FORECAST, wire.CHECK)
+        if asking:
+            # They read sources and count tokens; an interrupt comes over this channel too, and need not wait.
+            loop = asyncio.get_running_loop()
+            answer = await loop.run_in_executor(None, self._actions.take, content)
+        else:
+            answer = self._actions.take(content)
         self._kernel.session.send(stream, wire.ACTION_REPLY, answer, parent, ident)
-        self._stir.set()
+        if not asking:  # which changes nothing
+            self._stir.set()
 
     # -- the comm ------------------------------------------------------------------------------
 
@@ -166,7 +175,9 @@ def _without_clocks(status: wire.PanelStatus) -> wire.PanelStatus:
         for engine in status.engines
     ]
     importing_s = float(int(status.importing_s))
-    return replace(status, engines=engines, orphans=[], importing_s=importing_s, with_saves=False, saves=[])
+    return replace(
+        status, engines=engines, orphans=[], devices=[], importing_s=importing_s, with_saves=False, saves=[]
+    )
 
 
 def load_panel(shell: Any) -> None:

@@ -5,36 +5,17 @@ Only names, only from this disk: a form that asks a hub at every key is a form t
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 from pathlib import Path
 
-from nnsight_lab.saves.state import state_dir
+from nnsight_lab.engine.recent import recent_models
 
-_FILE = "models.json"
-_KEPT = 10
 _DEMO = "demo"
 
 
 def known_models() -> list[str]:
     """Started before, the newest first; then ``demo``; then what is cached."""
-    return list(dict.fromkeys([*_recent(), _DEMO, *_cached()]))
-
-
-def note_model(model: str) -> None:
-    """It was started; a disk that refuses is no reason to fail."""
-    recent = [model, *(name for name in _recent() if name != model)][:_KEPT]
-    with contextlib.suppress(OSError):
-        (state_dir() / _FILE).write_text(json.dumps(recent))
-
-
-def _recent() -> list[str]:
-    try:
-        found = json.loads((state_dir() / _FILE).read_text())
-    except (OSError, ValueError):
-        return []
-    return [name for name in found if isinstance(name, str)] if isinstance(found, list) else []
+    return list(dict.fromkeys([*recent_models(), _DEMO, *_cached()]))
 
 
 def cache_folder() -> Path:

@@ -12,14 +12,14 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import TYPE_CHECKING
 
 import nnsight_lab
 from nnsight_lab.errors import SavesError
 from nnsight_lab.panel.known_models import known_models
-from nnsight_lab.panel.surroundings import Held, Surroundings
+from nnsight_lab.panel.surroundings import Device, Held, Surroundings
 from nnsight_lab.wire import panel as wire
 
 if TYPE_CHECKING:
@@ -58,13 +58,14 @@ class Snapshots:
         engines = nnsight_lab.engines()
         look = self._surroundings.latest()
         current = current_name()
-        own = {engine.id for engine in engines.values()}
+        names = {engine.id: name for name, engine in engines.items()}
         return wire.PanelStatus(
             protocol=wire.PROTOCOL,
             version=nnsight_lab.__version__,
             pid=os.getpid(),
             importing_s=_importing_s(),
             gpus=look.gpus,
+            devices=[_gpu(device, names) for device in look.devices],
             engines=[
                 self._engine(engine, look.engines.get(engine.id, Held()), name == current)
                 for name, engine in engines.items()
@@ -72,7 +73,7 @@ class Snapshots:
             orphans=[
                 wire.PanelOrphan(engine, list(held.pids), held.memory_bytes, held.gpu_bytes, held.log)
                 for engine, held in look.engines.items()
-                if held.orphaned and engine not in own
+                if held.orphaned and engine not in names
             ],
             actions=actions,
             models=self._known_models(),
@@ -121,6 +122,9 @@ class Snapshots:
             gpu_bytes=held.gpu_bytes,
             log=str(engine.log.path),
             cause=cause,
+            no_sleep=engine.no_sleep(),
+            chooses_edits=engine.edits.default is not None,
+            default_edits=list(engine.edits.default or ()),
             edits=[self._edit(edit) for edit in engine.edits],
         )
 
@@ -128,7 +132,7 @@ class Snapshots:
         return wire.PanelEdit(
             name=edit.name,
             version=edit.version,
-            on=edit.on,
+            on=edit.engine.edits.by_default(edit),
             source=edit.source,
             previous_source=edit.previous_source,
             cell_id=edit.cell.id,
@@ -149,6 +153,25 @@ class Snapshots:
                     rate = max(0, tokens - before) / (now - then)
                 self._tokens[engine_id] = (now, tokens, rate)
             return rate
+
+
+def _gpu(device: Device, names: Mapping[str, str]) -> wire.PanelGpu:
+    return wire.PanelGpu(
+        index=device.gpu.index,
+        name=device.gpu.name,
+        used_bytes=device.gpu.used_bytes,
+        total_bytes=device.gpu.total_bytes,
+        processes=[
+            wire.PanelGpuProcess(
+                pid=tenant.pid,
+                owner=tenant.owner,
+                bytes=tenant.nbytes or -1,
+                ours=tenant.engine != "",
+                engine=names.get(tenant.engine, ""),
+            )
+            for tenant in sorted(device.tenants, key=lambda tenant: -tenant.nbytes)
+        ],
+    )
 
 
 def _saves(engine: Engine, current: bool) -> Iterator[wire.PanelSave]:

@@ -7,18 +7,17 @@ and only when somebody asks, and the answer is the look before.
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from nnsight_lab.engine import processes
+import psutil
+
+from nnsight_lab.engine import gpus, processes
 
 _EVERY_S = 4.0
-_NVIDIA_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -33,16 +32,42 @@ class Held:
 
 
 @dataclass(frozen=True)
+class Tenant:
+    """A process on a GPU.
+
+    Attributes:
+        owner: Its user; "" where that may not be seen.
+        nbytes: 0 where the driver does not tell.
+        engine: The id of the engine of this user that it belongs to; "" where it is none's.
+    """
+
+    pid: int
+    owner: str
+    nbytes: int
+    engine: str
+
+
+@dataclass(frozen=True)
+class Device:
+    """A GPU and who is on it."""
+
+    gpu: gpus.Gpu
+    tenants: tuple[Tenant, ...]
+
+
+@dataclass(frozen=True)
 class Look:
     """One look around.
 
     Attributes:
         engines: By engine id.
         gpus: How many GPUs this machine has; -1 until that was looked up.
+        devices: The same, one by one.
     """
 
     engines: Mapping[str, Held] = field(default_factory=dict)
     gpus: int = -1
+    devices: tuple[Device, ...] = ()
 
 
 class Surroundings:
@@ -53,7 +78,6 @@ class Surroundings:
         self._latest = Look()
         self._looked = 0.0
         self._thread: threading.Thread | None = None
-        self._gpus: int | None = None
 
     def latest(self) -> Look:
         """The latest look; begins another where it is old."""
@@ -69,20 +93,25 @@ class Surroundings:
         by_engine: dict[str, list[processes.EngineProcess]] = defaultdict(list)
         for process in processes.engine_processes():
             by_engine[process.engine].append(process)
-        if self._gpus is None:
-            self._gpus = _gpus()
+        pids = {process.pid: engine for engine, found in by_engine.items() for process in found}
+        devices = _devices(pids)
+        held: dict[str, int] = defaultdict(int)
+        for device in devices:
+            for tenant in device.tenants:
+                held[tenant.engine] += tenant.nbytes
         look = Look(
             {
                 engine: Held(
                     pids=tuple(sorted(process.pid for process in found)),
                     memory_bytes=sum(process.rss_bytes for process in found),
-                    gpu_bytes=processes.gpu_bytes(process.pid for process in found) if self._gpus else 0,
+                    gpu_bytes=held[engine],
                     log=found[0].log,
                     orphaned=all(process.orphaned for process in found),
                 )
                 for engine, found in by_engine.items()
             },
-            self._gpus,
+            len(devices),
+            tuple(devices),
         )
         with self._lock:
             self._latest, self._looked = look, time.monotonic()
@@ -94,13 +123,22 @@ class Surroundings:
             self._looked = 0.0
 
 
-def _gpus() -> int:
-    if shutil.which("nvidia-smi") is None:
-        return 0
-    try:
-        told = subprocess.run(
-            ["nvidia-smi", "-L"], capture_output=True, text=True, timeout=_NVIDIA_S, check=False
+def _devices(engines: Mapping[int, str]) -> list[Device]:
+    return [
+        Device(
+            gpu,
+            tuple(
+                Tenant(one.pid, _owner(one.pid), one.used_bytes, engines.get(one.pid, ""))
+                for one in gpu.processes
+            ),
         )
-    except (OSError, subprocess.TimeoutExpired):
-        return 0
-    return sum(line.startswith("GPU ") for line in told.stdout.splitlines())
+        for gpu in gpus.look().gpus
+    ]
+
+
+def _owner(pid: int) -> str:
+    """The user a process runs as; "" where it is out of sight, as from within a container."""
+    try:
+        return str(psutil.Process(pid).username())
+    except (psutil.Error, KeyError, OSError):
+        return ""

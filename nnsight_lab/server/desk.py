@@ -216,7 +216,7 @@ class Desk:
             stir.set()
 
         call.on_output = told
-        call.future.add_done_callback(lambda _: self.driver.wake(stir))
+        call.future.add_done_callback(lambda _: self.driver.stir(stir))
         self.driver.submit(call)
         while not call.future.done():
             await stir.wait()

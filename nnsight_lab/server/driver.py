@@ -31,6 +31,6 @@ class ServedDriver(LoopDriver):
     def close(self) -> None:
         """Nothing: the loop is the server's."""
 
-    def wake(self, event: asyncio.Event) -> None:
+    def stir(self, event: asyncio.Event) -> None:
         """Set an event of the loop, from whatever thread."""
         self._loop.call_soon_threadsafe(event.set)

@@ -31,6 +31,7 @@ SAVES: Final = "saves"
 STARTING: Final = "starting"
 READY: Final = "ready"
 BUSY: Final = "busy"
+ASLEEP: Final = "asleep"
 DEAD: Final = "dead"
 STOPPED: Final = "stopped"
 
@@ -40,12 +41,20 @@ CHECK: Final = "check"
 START: Final = "start"
 RESTART: Final = "restart"
 STOP: Final = "stop"
+SLEEP: Final = "sleep"
+WAKE: Final = "wake"
 INTERRUPT: Final = "interrupt"
 LOG: Final = "log"
 EDIT_ON: Final = "edit_on"
 EDIT_OFF: Final = "edit_off"
 EDIT_CLEAR: Final = "edit_clear"
+#: Which edits (`EDITS`, a list of names, or null for those that are on) run by default.
+EDIT_DEFAULT: Final = "edit_default"
+EDITS: Final = "edits"
 END_ORPHAN: Final = "end_orphan"
+#: What a cell, sent as `CELL`, would save: the answer's `FORECAST` is a record, or null where unknown.
+FORECAST: Final = "forecast"
+CELL: Final = "cell"
 
 #: How far an action is.
 RUNNING: Final = "running"
@@ -58,7 +67,7 @@ class PanelEdit:
     """An edit of an engine.
 
     Attributes:
-        on: Whether requests that name no edits run it.
+        on: Whether requests that name no edits run it: switched on or, where the engine has a choice, chosen.
         previous_source: That of the version before; "" where there is none.
         cell_id: The cell it came from; "" where there is none.
         cell_source: That cell, as it was run.
@@ -89,6 +98,9 @@ class PanelEngine:
         tokens_per_s: Since the question before.
         kv_used: About which part of the KV cache is used, 0 to 1; -1 where that is not known.
         cause: Why it is dead.
+        no_sleep: Why it cannot sleep; "" where it can.
+        chooses_edits: Whether a choice of edits stands for "all that are on".
+        default_edits: That choice, in the order they run; some may not be installed yet.
     """
 
     name: str
@@ -114,6 +126,9 @@ class PanelEngine:
     gpu_bytes: int
     log: str
     cause: str
+    no_sleep: str
+    chooses_edits: bool
+    default_edits: list[str]
     edits: list[PanelEdit]
 
 
@@ -140,6 +155,35 @@ class PanelSave:
 
 
 @dataclass(frozen=True)
+class PanelGpuProcess:
+    """A process that holds memory of a GPU.
+
+    Attributes:
+        owner: Its user; "" where that may not be seen.
+        bytes: -1 where the driver does not tell.
+        ours: Whether it is of an engine of this user.
+        engine: That engine's name, where it is one of this kernel; else "".
+    """
+
+    pid: int
+    owner: str
+    bytes: int
+    ours: bool
+    engine: str
+
+
+@dataclass(frozen=True)
+class PanelGpu:
+    """A GPU of the kernel's machine, and who is on it as far as may be seen."""
+
+    index: int
+    name: str
+    used_bytes: int
+    total_bytes: int
+    processes: list[PanelGpuProcess]
+
+
+@dataclass(frozen=True)
 class PanelOrphan:
     """An engine of this user whose kernel is gone."""
 
@@ -162,6 +206,30 @@ class PanelAction:
 
 
 @dataclass(frozen=True)
+class PanelForecast:
+    """What a cell would save, told before it runs.
+
+    Attributes:
+        saves: How many values, over all its requests; of an edit, of each request.
+        of_edits: Those among them that edits save.
+        requests: How many; 0 where that is not known, as of an edit.
+        bytes: About how many, and `token_bytes` for each token of a prompt; -1 where that is not known.
+        at_most: Whether it may be less: a condition, or an answer that stops early.
+        at_least: Whether it may be more: a loop of unknown length.
+        each_step: Whether as much comes again with every token that is generated.
+    """
+
+    saves: int
+    of_edits: int
+    requests: int
+    bytes: int
+    token_bytes: int
+    at_most: bool
+    at_least: bool
+    each_step: bool
+
+
+@dataclass(frozen=True)
 class PanelStatus:
     """Everything the panel shows of a kernel.
 
@@ -177,6 +245,7 @@ class PanelStatus:
     pid: int
     importing_s: float
     gpus: int
+    devices: list[PanelGpu]
     engines: list[PanelEngine]
     orphans: list[PanelOrphan]
     actions: list[PanelAction]

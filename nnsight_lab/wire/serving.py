@@ -49,6 +49,7 @@ class EngineFacts:
         tensor_parallel: Ranks that share each layer.
         pipeline_parallel: Stages the layers are divided into.
         prefix_caching: Whether the prefix cache is on.
+        sleep_mode: Whether it can sleep.
         vocabulary: Rows of the unembedding.
         head_size: Of one attention head.
     """
@@ -66,6 +67,7 @@ class EngineFacts:
     tensor_parallel: int = 1
     pipeline_parallel: int = 1
     prefix_caching: bool = False
+    sleep_mode: bool = False
     vocabulary: int = 0
     head_size: int = 0
 

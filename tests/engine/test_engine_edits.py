@@ -353,3 +353,54 @@ def test_the_result_inside_an_edit_is_the_finished_request(engine):
         assert record.outputs[0].token_ids == tuple(output.outputs[0].token_ids)
         assert record.prompt == prompt
         assert record.finished
+
+
+def test_requests_that_name_no_edits_run_exactly_the_defaults(engine):
+    model = engine.model
+
+    def text(**options):
+        return engine.generate(TOWER, **GREEDY, **options)[0].outputs[0].token_ids
+
+    plain = text()
+    with engine.edit("mute"):
+        model.model.layers[0].output[1][:] = 0
+    with engine.edit("flip"):
+        model.model.layers[2].output[1][:] *= -3
+    mute, flip, both = text(edits=["mute"]), text(edits=["flip"]), text()
+    assert len({tuple(ids) for ids in (plain, mute, flip, both)}) >= 3
+    assert mute != plain
+    engine.default_edits = ["mute"]
+    assert text() == mute
+    assert text(edits=["flip"]) == flip
+    assert text(edits=[]) == plain
+    engine.edits["mute"].switch_off()  # another's switch changes nothing of a choice
+    assert text() == mute
+    with engine.trace(TOWER, **GREEDY) as tracer:
+        hidden = model.model.layers[3].output[0].save()
+    assert tracer.output.outputs[0].token_ids == mute
+    assert [str(one).rpartition(" (")[2] for one in engine.status().edits] == ["default)", "not a default)"]
+    engine.default_edits = []
+    assert text() == plain
+    engine.default_edits = None
+    assert text() == flip
+
+
+def test_a_default_that_is_not_installed_is_said_and_nothing_is_run_without_it(engine):
+    model = engine.model
+    engine.default_edits = ["later"]
+    assert engine.edits.missing() == ["later"]
+    for ask in (lambda: engine.generate(TOWER), lambda: engine.trace(TOWER), lambda: engine.stream(TOWER)):
+        with pytest.raises(UnknownEdit, match="'later', a default of this notebook, is not installed yet"):
+            ask()
+    assert engine.generate(TOWER, edits=[], **GREEDY)
+    with engine.edit("later"):
+        hidden = model.model.layers[1].output[0].save()
+    assert list(engine.generate(TOWER, **GREEDY)[0].saves) == ["hidden"]
+    for wrong in ("later", ["later", "later"], [3], 5):
+        with pytest.raises(EditRefused):
+            engine.default_edits = wrong
+    assert engine.default_edits == ["later"]
+    engine.edits.clear("later")
+    assert engine.default_edits == ["later"]
+    engine.edits.clear()
+    assert engine.default_edits is None

@@ -95,6 +95,15 @@ OTHER_KERNEL = {
 }
 
 
+#: A machine with one GPU, and on it whoever the test says.
+NVIDIA = """#!/bin/sh
+case "$1" in
+--query-gpu=*) [ ! -e {apps} ] || echo "0, GPU-aaa, NVIDIA H200, 20480, 143771, 37" ;;
+--query-compute-apps=*) cat {apps} 2>/dev/null ;;
+esac
+"""
+
+
 class Panel:
     """The side panel."""
 
@@ -148,7 +157,15 @@ def server(folder: Path) -> Iterator[Server]:
         place.mkdir(parents=True)
         (place / "kernel.json").write_text(json.dumps(spec))
     packs = [str(pseudo.language_pack(folder / "packs")), *filter(None, [os.environ.get("PYTHONPATH")])]
-    state = {"XDG_STATE_HOME": str(folder / "state"), "PYTHONPATH": os.pathsep.join(packs)}
+    state = {
+        "XDG_STATE_HOME": str(folder / "state"),
+        "PYTHONPATH": os.pathsep.join(packs),
+        "PATH": f"{folder / 'bin'}:{os.environ['PATH']}",
+    }
+    (folder / "bin").mkdir()
+    nvidia = folder / "bin" / "nvidia-smi"
+    nvidia.write_text(NVIDIA.format(apps=folder / "apps"))
+    nvidia.chmod(0o755)
     with serve(folder, notebook, {**ENGINE_ENVIRONMENT, **state}) as server:
         yield server
     wait_until(lambda: not own_processes(folder), 30, "engine processes outlive their server", tick_s=0.5)
@@ -409,13 +426,96 @@ def test_marks_on_cells_can_be_switched_off(notebook: Notebook, panel: Panel) ->
         wait_until(lambda: badge.count() == 1, 10, "the mark again")
 
 
+def test_a_cell_says_before_it_runs_what_it_will_save(
+    notebook: Notebook, panel: Panel, folder: Path
+) -> None:
+    page = panel.page
+    said = page.locator(".nnlab-forecast")
+    head = '%%trace "The Eiffel Tower is in the city of", max_tokens=4, ignore_eos=True'
+    row = "model.model.layers[3].output[0]"
+    for source, words in (
+        (f"{head}, edits=[]\nhidden = {row}.save()", "will run 1 save, about 10 KB"),
+        (f"{head}\nhidden = {row}.save()", "will run 2 saves (1 of edits), about 21 KB"),
+        (
+            f"{head}, edits=[]\nrows = [].save()\nfor s in tracer.all():\n    rows.append({row}[-1])",
+            "will run 4 saves, about 4.6 KB",
+        ),
+        (f"{head}, edits=[]\nx = mine({row}).save()", "will run 1 save"),
+        (f"%%edit other\nhidden = {row}.save()", "will run 1 save for each request, about 1.2 KB a prompt token"),
+    ):
+        notebook.write(source)
+        wait_until(
+            lambda words=words: said.count() == 1 and said.inner_text() == words, 15, f"{words!r} on the cell"
+        )
+    photograph(page, folder, "forecast")
+    notebook.write("%%edit other\nhidden = (")
+    wait_until(lambda: said.count() == 0, 10, "no word on a half-written cell")
+
+
+def test_who_is_on_each_gpu_is_said_as_far_as_it_may_be_seen(
+    notebook: Notebook, panel: Panel, folder: Path
+) -> None:
+    core = next(process for process in own_processes(folder) if "EngineCore" in process.name)
+    (folder / "apps").write_text(f"GPU-aaa, {core.pid}, 12288\nGPU-aaa, 1, 4096\nGPU-aaa, 4190000, [N/A]\n")
+    # The server tells it of the whole machine; where it does not, the kernel.
+    panel.says("0: NVIDIA H200", 30)
+    without = {"status": 404, "json": {"message": "Not Found"}}
+    with answered(panel.page, lambda route: route.fulfill(**without)):
+        panel.says(f"process {core.pid}, engine main", 20)
+        assert "GPU 0, NVIDIA H200: 21 GB of 151 GB" in panel.text
+        assert "owner not told, process 4190000\nnot told" in panel.text
+        photograph(panel.page, folder, "gpus")
+    (folder / "apps").unlink()
+    wait_until(lambda: "NVIDIA" not in panel.text, 30, "no GPU again")
+
+
+def test_the_edits_chosen_for_a_notebook_are_those_that_run_and_are_kept_in_it(
+    notebook: Notebook, panel: Panel, folder: Path
+) -> None:
+    page = panel.page
+    metadata = "JSON.stringify(jupyterapp.shell.currentWidget.model.getMetadata('nnsight_lab') ?? null)"
+    only = panel.root.get_by_role("switch", name="Only those chosen for this notebook")
+    mute = panel.root.get_by_role("switch", name="Edit mute runs by default")
+    notebook.run(GENERATE)
+    muted = last_text(notebook)
+    only.click()
+    kept = '{"default_edits":{"main":["mute"]}}'
+    wait_until(lambda: page.evaluate(metadata) == kept, 10, "the choice in the notebook")
+    notebook.run("engine.edits['mute'].switch_off()\n" + GENERATE)
+    assert last_text(notebook) == muted
+    photograph(page, folder, "chosen")
+    mute.click()
+    wait_until(lambda: '"main":[]' in page.evaluate(metadata), 10, "the choice in the notebook")
+    notebook.run(GENERATE)
+    assert last_text(notebook) != muted
+    notebook.run("%edits default mute later")
+    panel.says("Chosen and not installed yet, so requests are refused until its cell has run: later")
+    notebook.run(GENERATE)
+    notebook.finish(30)
+    assert "'later', a default of this notebook, is not installed yet" in notebook.errors()[-1]
+    only.click()
+    wait_until(lambda: page.evaluate(metadata) == "null", 10, "the choice taken out of the notebook")
+    # As a notebook says to a kernel that never had the choice.
+    page.evaluate(
+        "jupyterapp.shell.currentWidget.model.setMetadata('nnsight_lab', {default_edits: {main: ['mute', 'gone']}})"
+    )
+    panel.says("This notebook’s defaults were: mute, gone (not installed yet: gone)")
+    photograph(page, folder, "offered")
+    panel.press("Use the defaults kept in the notebook")
+    panel.says("until its cell has run: gone")
+    only.click()
+    wait_until(lambda: page.evaluate(metadata) == "null", 10, "the choice taken out of the notebook")
+    mute.click()
+    wait_until(lambda: mute.is_checked(), 10, "the edit switched on again")
+
+
 def test_what_was_saved_is_inserted_into_a_cell_and_opened_in_a_tab(
     notebook: Notebook, panel: Panel, folder: Path
 ) -> None:
     notebook.run(GENERATE)
     notebook.finish(60)
     requests = panel.root.locator(".nnlab-saves details")
-    wait_until(lambda: requests.count() == 2, 15, "both requests that saved")
+    wait_until(lambda: requests.count() >= 2, 15, "the requests that saved")
     requests.first.locator("summary").click()
     look_at(panel.page, folder, "saves", looks=EVERY)
     stops = focus_shows(panel.page, PANEL)

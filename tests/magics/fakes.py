@@ -224,6 +224,16 @@ class Edits:
     def clear(self) -> None:
         self.known.clear()
 
+    default: Any = None
+
+    def missing(self) -> list[str]:
+        return [name for name in self.default or () if name not in self.known]
+
+    def standing(self, edit: Edit) -> str:
+        if self.default is None:
+            return "on" if edit.on else "off"
+        return "default" if edit.name in self.default else "not a default"
+
 
 class EditBlock(Block):
     """What `engine.edit` returns."""
@@ -276,6 +286,14 @@ class Engine:
         from nnsight_lab.saves.store import SavesStore  # the real one: it needs no engine
 
         return SavesStore()
+
+    slept: Any = None
+
+    def sleep(self) -> None:
+        self.slept = True
+
+    def wake(self) -> None:
+        self.slept = False
 
     def status(self) -> EngineStatus:
         return EngineStatus(self.name, "ready", self.model.repo, self.mode, "cpu", "float32", up_s=720.0)

@@ -145,7 +145,7 @@ def test_stop_restart_list_and_log(run: Any, shell: Any, lab: fakes.Lab) -> None
     ("line", "said"),
     [
         ("%engine strat demo", "Did you mean 'start'? Write: %engine start MODEL"),
-        ("%engine frobnicate", "Write: %engine start|status|stop|restart|list|log"),
+        ("%engine frobnicate", "Write: %engine start|status|stop|restart|sleep|wake|list|log"),
         ("%engine start", "takes one model. Write: %engine start MODEL"),
         ("%engine start a b", "takes one model; got a, b"),
         ("%engine start demo --restrat", "Did you mean '--restart'?"),
@@ -156,6 +156,7 @@ def test_stop_restart_list_and_log(run: Any, shell: Any, lab: fakes.Lab) -> None
         ("%engine log -n x", "-n takes a number"),
         ("%engine list more", "more is not understood here"),
         ("%edits onn a", "Did you mean 'on'? Write: %edits on NAME"),
+        ("%edits default", "needs the names of edits. Write: %edits default NAME … (or all, or none)"),
         ("%edits on", "needs the names of edits. Write: %edits on NAME …"),
         ("%edits clear", "Write: %edits clear NAME … (or --all)"),
         ("%edits on a --all", "Unknown flag '--all'"),
@@ -169,6 +170,15 @@ def test_a_wrong_line_is_one_line_with_the_correct_form(
     assert isinstance(ran.error, CellUsageError)
     assert len(ran.lines) == 1
     assert said in ran.out
+
+
+def test_an_engine_is_put_to_sleep_and_woken_by_a_line(run: Any, lab: fakes.Lab) -> None:
+    engine = lab.start("demo")
+    assert run("%engine sleep").lines == ["Engine main sleeps; the next request wakes it."]
+    assert engine.slept is True
+    assert run("%engine wake main").lines == ["Engine main is awake."]
+    assert engine.slept is False
+    assert "Write: %engine sleep [NAME]" in run("%engine sleep a b").out
 
 
 def test_edits_are_listed_switched_and_cleared(run: Any, lab: fakes.Lab) -> None:
@@ -186,6 +196,14 @@ def test_edits_are_listed_switched_and_cleared(run: Any, lab: fakes.Lab) -> None
     assert [edit.on for edit in engine.edits] == [False, False]
     run("%edits on probe")
     assert engine.edits["probe"].on
+    said = "Requests that name no edits run probe, later. Refused until it is installed"
+    assert run("%edits default probe later").lines == [f"{said}: later."]
+    assert engine.edits.default == ["probe", "later"]
+    assert "default" in run("%edits").out
+    assert "not a default" in run("%edits").out
+    assert run("%edits default none").lines == ["Requests that name no edits run none."]
+    assert run("%edits default all").lines == ["Requests that name no edits run all that are on."]
+    assert engine.edits.default is None
     assert run("%edits clear probe").lines == ["probe: cleared"]
     assert run("%edits clear --all").lines == ["Cleared 1 edit of engine main."]
     assert list(engine.edits) == []

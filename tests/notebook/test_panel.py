@@ -195,6 +195,48 @@ def test_what_cannot_be_done_is_said_in_one_line(kernel: Kernel) -> None:
     assert "vLLM" in act(kernel, wire.LOG)["text"]
 
 
+def test_a_choice_of_edits_from_the_panel_is_the_kernels_and_of_no_other(kernel: Kernel) -> None:
+    text = "lab.generate('The Eiffel Tower is in', max_tokens=4, temperature=0)[0].outputs[0].text"
+    plain = kernel.value(text)
+    run_cell(kernel, "%%edit mute\nmodel.model.layers[2].output[1][:] = 0", "cell-1")
+    assert act(kernel, wire.EDIT_DEFAULT, edits=[])["ok"]
+    engine = main_engine(kernel)
+    assert (engine["chooses_edits"], engine["default_edits"], engine["edits"][0]["on"]) == (True, [], False)
+    assert kernel.value(text) == plain
+    answer = act(kernel, wire.EDIT_DEFAULT, edits=["mute", "later"])
+    assert answer == {"ok": True, "text": "Requests are refused until this edit is installed: later."}
+    assert kernel.value("engine.default_edits") == ["mute", "later"]
+    assert not act(kernel, wire.EDIT_DEFAULT, edits="mute")["ok"]
+    assert act(kernel, wire.EDIT_DEFAULT, edits=["mute"])["ok"]
+    assert kernel.value(text) != plain
+    assert act(kernel, wire.EDIT_DEFAULT, edits=None)["ok"]
+    assert main_engine(kernel)["chooses_edits"] is False
+
+
+def test_what_a_cell_would_save_is_told_while_the_kernel_computes(kernel: Kernel) -> None:
+    cell = "%%trace 'One two', max_tokens=1\nhidden = model.model.layers[3].output[0].save()"
+    running = kernel.submit(
+        "import time\nend = time.monotonic() + 3\nwhile time.monotonic() < end: sum(range(1000))"
+    )
+    running.until(lambda message: message["msg_type"] == "execute_input")
+    began_s = time.monotonic()
+    told = act(kernel, wire.FORECAST, cell=cell)["forecast"]
+    assert (told["saves"], told["requests"], told["at_most"]) == (1, 1, False)
+    assert told["bytes"] == 2 * 576 * 2
+    assert time.monotonic() - began_s < ANSWER_LIMIT_S
+    assert running.finish().ok
+    assert act(kernel, wire.FORECAST, cell="x = 1")["forecast"] is None
+    assert main_engine(kernel)["running"] == 0
+
+
+def test_sleep_is_refused_on_a_cpu_with_the_reason_the_panel_shows(kernel: Kernel) -> None:
+    reason = main_engine(kernel)["no_sleep"]
+    assert "runs on the CPU" in reason
+    assert act(kernel, wire.SLEEP) == {"ok": False, "text": reason}
+    assert main_engine(kernel)["state"] == wire.READY
+    assert reason in kernel.run("%engine sleep").error
+
+
 class Page:
     """A page that is told of changes."""
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -92,3 +94,84 @@ def test_without_an_engine_every_action_is_one_plain_line(actions: Actions) -> N
         answer = actions.take({wire.ACTION: action})
         assert not answer["ok"]
         assert answer["text"].startswith("No engine is running")
+
+
+def test_a_misspelt_option_is_answered_with_the_nearest_before_vllm_is_imported() -> None:
+    program = (
+        "import sys, nnsight_lab.panel.actions as a, nnsight_lab.panel.surroundings as s\n"
+        "actions = a.Actions(s.Surroundings(), {})\n"
+        "for options in sys.argv[1:]:\n"
+        "    told = actions.take({'action': 'check', 'model': 'demo', 'options': options})\n"
+        "    print(told.get('text', 'fine'))\n"
+        "assert 'vllm' not in sys.modules and 'torch' not in sys.modules\n"
+    )
+    asked = [
+        "max_model_length=5",
+        "save_budget=1GB taps=[]",
+        "dtype=bfloat16 mode=sync",
+        "mode=fast",
+        "worker_cls=x",
+    ]
+    told = subprocess.run(
+        [sys.executable, "-c", program, *asked], capture_output=True, text=True, check=False
+    )
+    assert told.returncode == 0, told.stderr
+    lines = told.stdout.splitlines()
+    assert "Did you mean 'max_model_len'" in lines[0]
+    assert lines[1:3] == ["fine", "fine"]
+    assert "mode='fast' is not one of" in lines[3]
+    assert "worker_cls cannot be set" in lines[4]
+
+
+def test_the_names_read_from_vllms_source_are_those_it_has() -> None:
+    from vllm.engine.arg_utils import EngineArgs
+
+    from nnsight_lab.panel import option_names
+
+    assert option_names._from_source() == {field.name for field in dataclasses.fields(EngineArgs)}
+
+
+#: As the real one answers: a process of another container's, one whose memory is not told, and noise.
+NVIDIA = """#!/bin/sh
+case "$1" in
+--query-gpu=*) echo "0, GPU-aaa, NVIDIA H200, 20480, 143771"; echo "1, GPU-bbb, NVIDIA H200, 0, 143771" ;;
+--query-compute-apps=*) echo "GPU-aaa, {ours}, 12288"; echo "GPU-aaa, {init}, 4096"
+    echo "GPU-aaa, 4190000, [N/A]"; echo "no devices were found" ;;
+esac
+"""
+
+
+def test_the_processes_of_each_gpu_are_told_with_their_owners_where_that_may_be_seen(
+    marked: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    ours = marked("mine", this_owner())
+    fake = tmp_path / "nvidia-smi"
+    fake.write_text(NVIDIA.format(ours=ours.pid, init=os.getppid()))
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    surroundings = Surroundings()
+    look = surroundings.look()
+    assert look.engines["mine"].gpu_bytes == 12 * 2**30
+    told = Snapshots(surroundings).take([])
+    assert told.gpus == 2
+    first, second = told.devices
+    assert (first.index, first.name, first.used_bytes) == (0, "NVIDIA H200", 20 * 2**30)
+    me = psutil.Process(ours.pid).username()
+    assert [(one.pid, one.owner, one.bytes, one.ours) for one in first.processes] == [
+        (ours.pid, me, 12 * 2**30, True),
+        (os.getppid(), psutil.Process(os.getppid()).username(), 4 * 2**30, False),
+        (4190000, "", -1, False),
+    ]
+    assert second.processes == []
+
+
+def test_without_nvidias_program_there_are_no_gpus_and_it_is_not_asked_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho x >>" + str(tmp_path / "asked") + "\nexit 9\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    surroundings = Surroundings()
+    for _ in range(3):
+        assert surroundings.look().devices == ()
+    assert len((tmp_path / "asked").read_text().splitlines()) <= 2

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import statistics
+import subprocess
+import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -11,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from nnsight_lab.engine.recent import note_model, recent_models
 from nnsight_lab.panel import known_models
 from nnsight_lab.panel.snapshot import REQUESTS, Snapshots
 from nnsight_lab.panel.surroundings import Surroundings
@@ -73,7 +76,20 @@ def test_models_to_choose_from_are_those_started_and_those_cached(
     (tmp_path / "hub" / "models--Qwen--Qwen3-0.6B").mkdir(parents=True)
     (tmp_path / "hub" / "datasets--x").mkdir()
     for model in ("a/b", "c/d", "a/b"):
-        known_models.note_model(model)
+        note_model(model)
     assert known_models.known_models() == ["a/b", "c/d", "demo", "Qwen/Qwen3-0.6B"]
     (tmp_path / "state" / "nnsight_lab" / "models.json").write_text("{damaged")
     assert known_models.known_models() == ["demo", "Qwen/Qwen3-0.6B"]
+
+
+def test_a_start_by_any_way_is_among_the_recent_models_of_every_kernel(engine: Any, llama_path: Path) -> None:
+    engine.edits.clear()
+    note_model(str(llama_path))
+    other = "import nnsight_lab.engine.recent as r; r.note_model('another/kernel'); print(r.recent_models())"
+    told = subprocess.run([sys.executable, "-c", other], capture_output=True, text=True, check=True).stdout
+    assert told.strip() == repr(recent_models())
+    assert recent_models()[:2] == ["another/kernel", str(llama_path)]
+    for number in range(20):
+        note_model(f"many/{number}")
+    assert len(recent_models()) == 10
+    assert recent_models()[0] == "many/19"

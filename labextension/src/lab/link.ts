@@ -11,7 +11,7 @@ import type { JSONObject } from '@lumino/coreutils';
 import type { IDisposable } from '@lumino/disposable';
 import { Signal } from '@lumino/signaling';
 
-import type { PanelStatus } from './wire';
+import type { PanelForecast, PanelStatus } from './wire';
 import * as wire from './wire';
 
 /** What is known of the package in a kernel. */
@@ -22,6 +22,7 @@ export interface Answer {
   text?: string;
   id?: number;
   path?: string;
+  forecast?: PanelForecast | null;
 }
 
 const ANSWER_MS = 8000;
@@ -107,12 +108,15 @@ export class KernelLink implements IDisposable {
 
   /** Ask for something to be done; never rejects. A refusal without a text is a kernel that did not answer. */
   async act(action: string, content: JSONObject = {}): Promise<Answer> {
-    const reply = await this.#control(wire.ACTION_REQUEST, { [wire.ACTION]: action, ...content }, ANSWER_MS);
-    if (!reply) {
-      return { ok: false };
-    }
+    const answer = await this.question(action, content);
     void this.#ask(false);
-    return reply as unknown as Answer;
+    return answer;
+  }
+
+  /** `act` for what changes nothing. */
+  async question(action: string, content: JSONObject = {}): Promise<Answer> {
+    const reply = await this.#control(wire.ACTION_REQUEST, { [wire.ACTION]: action, ...content }, ANSWER_MS);
+    return reply ? (reply as unknown as Answer) : { ok: false };
   }
 
   /** Load the package's extension in the kernel. */

@@ -14,6 +14,7 @@ export const SAVES = 'saves';
 export const STARTING = 'starting';
 export const READY = 'ready';
 export const BUSY = 'busy';
+export const ASLEEP = 'asleep';
 export const DEAD = 'dead';
 export const STOPPED = 'stopped';
 
@@ -22,12 +23,18 @@ export const CHECK = 'check';
 export const START = 'start';
 export const RESTART = 'restart';
 export const STOP = 'stop';
+export const SLEEP = 'sleep';
+export const WAKE = 'wake';
 export const INTERRUPT = 'interrupt';
 export const LOG = 'log';
 export const EDIT_ON = 'edit_on';
 export const EDIT_OFF = 'edit_off';
 export const EDIT_CLEAR = 'edit_clear';
+export const EDIT_DEFAULT = 'edit_default';
+export const EDITS = 'edits';
 export const END_ORPHAN = 'end_orphan';
+export const FORECAST = 'forecast';
+export const CELL = 'cell';
 
 export const RUNNING = 'running';
 export const DONE = 'done';
@@ -71,6 +78,9 @@ export interface PanelEngine {
   gpu_bytes: number;
   log: string;
   cause: string;
+  no_sleep: string;
+  chooses_edits: boolean;
+  default_edits: string[];
   edits: PanelEdit[];
 }
 
@@ -89,6 +99,22 @@ export interface PanelSave {
   code: string;
 }
 
+export interface PanelGpuProcess {
+  pid: number;
+  owner: string;
+  bytes: number;
+  ours: boolean;
+  engine: string;
+}
+
+export interface PanelGpu {
+  index: number;
+  name: string;
+  used_bytes: number;
+  total_bytes: number;
+  processes: PanelGpuProcess[];
+}
+
 export interface PanelOrphan {
   engine: string;
   pids: number[];
@@ -105,12 +131,24 @@ export interface PanelAction {
   text: string;
 }
 
+export interface PanelForecast {
+  saves: number;
+  of_edits: number;
+  requests: number;
+  bytes: number;
+  token_bytes: number;
+  at_most: boolean;
+  at_least: boolean;
+  each_step: boolean;
+}
+
 export interface PanelStatus {
   protocol: number;
   version: string;
   pid: number;
   importing_s: number;
   gpus: number;
+  devices: PanelGpu[];
   engines: PanelEngine[];
   orphans: PanelOrphan[];
   actions: PanelAction[];

@@ -37,6 +37,8 @@ export function state(name: string, trans: TranslationBundle): string {
       return trans.__('ready');
     case wire.BUSY:
       return trans.__('busy');
+    case wire.ASLEEP:
+      return trans.__('asleep');
     case wire.DEAD:
       return trans.__('dead');
     case wire.STOPPED:

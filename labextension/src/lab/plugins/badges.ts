@@ -6,6 +6,7 @@ import { ITranslator, nullTranslator } from '@jupyterlab/translation';
 
 import { element, say } from '../../widgets/dom';
 import { cellOf, editOf } from '../cells';
+import { Mirror } from '../defaults';
 import type { Watch } from '../watch';
 import { IWatch } from '../watch';
 import { DOMAIN } from '../words';
@@ -28,12 +29,18 @@ export const badges: JupyterFrontEndPlugin<void> = {
   ) => {
     const trans = (translator ?? nullTranslator).load(DOMAIN);
     let shown = true;
+    const mirror = new Mirror();
     const draw = (panel: NotebookPanel) => {
       if (panel.isDisposed) {
         return;
       }
       const wanted = new Map<HTMLElement, { text: string; stale: boolean; off: boolean }>();
-      for (const engine of (shown && watch.linkOf(panel)?.status?.engines) || []) {
+      const link = watch.linkOf(panel);
+      for (const engine of link?.status?.engines ?? []) {
+        mirror.follow(panel, link?.id ?? '', engine);
+        if (!shown) {
+          continue;
+        }
         for (const edit of engine.edits) {
           const standing = editOf(panel, edit);
           const area = standing === 'no-cell' ? null : cellOf(panel, edit.cell_id)?.inputArea?.editorWidget.node;

@@ -9,7 +9,7 @@ import { LabIcon } from '@jupyterlab/ui-components';
 import { Panel } from '@lumino/widgets';
 
 import { openBeside } from '../beside';
-import { Defaults } from '../defaults';
+import { Defaults } from '../startDefaults';
 import { openLog } from '../logTab';
 import { IMachine } from '../machine';
 import type { Machine } from '../machine';
@@ -57,8 +57,8 @@ export const panel: JupyterFrontEndPlugin<void> = {
     const trans = (translator ?? nullTranslator).load(DOMAIN);
     const defaults = new Defaults();
     void registry?.load(panel.id).then(settings => defaults.follow(settings));
-    const context: Context = { app, watch, trans, languages, defaults, announce: text => side.announce(text) };
-    const side = new EnginePanel(context, machine);
+    const context: Context = { app, watch, trans, languages, defaults, machine, announce: text => side.announce(text) };
+    const side = new EnginePanel(context);
     side.title.icon = icon;
     app.shell.add(side, 'left', { rank: 500, type: 'nnsight-lab' });
     restorer?.add(side, side.id);
@@ -123,7 +123,7 @@ export const panel: JupyterFrontEndPlugin<void> = {
       execute: args => {
         const found = machine?.status?.engines.find(engine => engine.engine === args.engine);
         if (machine && found) {
-          openLog(app,lab,  lab, trans, icon, found.name || found.engine, async () => (await machine.log(found.engine)).text);
+          openLog(app, lab, trans, icon, found.name || found.engine, async () => (await machine.log(found.engine)).text);
         }
       },
       describedBy: { args: { type: 'object', properties: { engine: { type: 'string' } } } }

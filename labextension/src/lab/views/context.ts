@@ -1,8 +1,10 @@
 import type { JupyterFrontEnd } from '@jupyterlab/application';
 import type { IEditorLanguageRegistry } from '@jupyterlab/codemirror';
+import type { JSONObject } from '@lumino/coreutils';
 import type { TranslationBundle } from '@jupyterlab/translation';
 
-import type { Defaults } from '../defaults';
+import type { Machine } from '../machine';
+import type { Defaults } from '../startDefaults';
 import type { Watch, Watched } from '../watch';
 
 /** What every view needs. */
@@ -12,6 +14,8 @@ export interface Context {
   trans: TranslationBundle;
   languages: IEditorLanguageRegistry | null;
   defaults: Defaults;
+  /** The Jupyter server's own view; null where it is switched off. */
+  machine: Machine | null;
   /** Say something to everybody, also to a screen reader. */
   announce: (text: string) => void;
 }
@@ -21,7 +25,7 @@ export async function act(
   context: Context,
   watched: Watched,
   action: string,
-  content: Record<string, string> = {}
+  content: JSONObject = {}
 ): Promise<boolean> {
   const answer = await watched.link.act(action, content);
   if (!answer.ok || answer.text) {

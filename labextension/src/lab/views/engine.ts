@@ -35,6 +35,9 @@ export class EngineView {
     add(wire.INTERRUPT, trans.__('Interrupt'), trans.__('Interrupt my requests on engine %1; it stays loaded', engine.name));
     add(wire.RESTART, trans.__('Restart'), trans.__('Restart engine %1 with its edits', engine.name));
     add(wire.STOP, trans.__('Stop'), trans.__('Stop engine %1 and free its memory', engine.name));
+    add(wire.SLEEP, trans.__('Sleep'), '', () => {
+      void act(context, watched, this.element.dataset.state === wire.ASLEEP ? wire.WAKE : wire.SLEEP, named);
+    });
     add(wire.LOG, trans.__('Log'), trans.__('Show the log of engine %1', engine.name), () => {
       void context.app.commands.execute('nnsight-lab:log', named);
     });
@@ -56,7 +59,8 @@ export class EngineView {
     this.#cause.hidden = !engine.cause;
 
     this.#figure('phase', trans.__('Phase'), starting ? `${engine.phase} (${duration(engine.phase_s + age, trans)})` : '');
-    const alive = engine.state === wire.READY || engine.state === wire.BUSY;
+    const asleep = engine.state === wire.ASLEEP;
+    const alive = engine.state === wire.READY || engine.state === wire.BUSY || asleep;
     this.#figure('requests', trans.__('Requests'), alive ? trans.__('%1 running, %2 waiting', engine.running, engine.waiting) : '');
     this.#figure('rate', trans.__('Tokens/s'), alive ? String(Math.round(engine.tokens_per_s)) : '');
     const kv = engine.kv_used;
@@ -78,6 +82,14 @@ export class EngineView {
 
     this.#usable(wire.INTERRUPT, engine.state === wire.BUSY);
     this.#usable(wire.RESTART, !starting);
+    // Where it cannot sleep, the button's name and tooltip say why.
+    const sleep = this.#buttons.get(wire.SLEEP)!;
+    this.#usable(wire.SLEEP, asleep || (engine.state === wire.READY && !engine.no_sleep));
+    say(sleep, asleep ? trans.__('Wake') : trans.__('Sleep'));
+    sleep.title = asleep
+      ? trans.__('Wake engine %1; the next request does that too', engine.name)
+      : engine.no_sleep || trans.__('Free the GPU of engine %1 and keep its weights; the next request wakes it', engine.name);
+    sleep.setAttribute('aria-label', asleep ? trans.__('Wake engine %1', engine.name) : trans.__('Sleep: %1', sleep.title));
     this.#usable(wire.STOP, engine.state !== wire.STOPPED);
     const stop = this.#buttons.get(wire.STOP)!;
     if (starting) {
@@ -85,7 +97,7 @@ export class EngineView {
     } else {
       rename(stop, trans.__('Stop'), trans.__('Stop engine %1 and free its memory', engine.name));
     }
-    this.#edits.update(engine.edits);
+    this.#edits.update(engine);
   }
 
   #usable(action: string, usable: boolean): void {

@@ -4,7 +4,6 @@ import { Widget } from '@lumino/widgets';
 
 import { element, say } from '../../widgets/dom';
 import { button, Keyed } from '../keyed';
-import type { Machine } from '../machine';
 import type { Watched } from '../watch';
 import * as wire from '../wire';
 import type { PanelAction, PanelEngine } from '../wire';
@@ -12,6 +11,7 @@ import * as words from '../words';
 import { duration, presence } from '../words';
 import type { Context } from './context';
 import { EngineView } from './engine';
+import { GpusView } from './gpus';
 import { MachineView } from './machine';
 import { SavesView } from './saves';
 import { Spoken } from './spoken';
@@ -29,12 +29,9 @@ export class EnginePanel extends Widget {
   readonly #views = new Map<string, KernelView>();
   #ticking = 0;
 
-  constructor(
-    readonly context: Context,
-    readonly machine: Machine | null
-  ) {
+  constructor(readonly context: Context) {
     super();
-    const { trans, watch } = context;
+    const { trans, watch, machine } = context;
     this.id = PANEL_ID;
     this.addClass('nnlab-panel');
     this.title.caption = trans.__('Engine (nnsight-lab)');
@@ -113,7 +110,7 @@ export class EnginePanel extends Widget {
 
   #look(visible: boolean): void {
     this.context.watch.look(this.id, visible, visible);
-    this.machine?.look(visible);
+    this.context.machine?.look(visible);
     window.clearInterval(this.#ticking);
     if (visible) {
       // Durations go on between two answers.
@@ -135,6 +132,7 @@ class KernelView {
   readonly #actions: Keyed<PanelAction>;
   readonly #saves: SavesView;
   readonly #savesPart: HTMLElement;
+  readonly #gpus: GpusView;
   #watched: Watched;
 
   constructor(
@@ -171,10 +169,11 @@ class KernelView {
         return { element: item, update: (action: PanelAction) => this.#action(item, action) };
       }
     );
+    this.#gpus = new GpusView(context);
     this.#saves = new SavesView(context, watched);
     this.#savesPart = element('section', { 'aria-label': trans.__('Saves') }, element('h4', {}, trans.__('Saves')), this.#saves.element);
     this.element = element('section', { class: 'nnlab-kernel-part' });
-    this.element.append(this.#title, this.#words, this.#load, engines, this.#start, actions, this.#savesPart);
+    this.element.append(this.#title, this.#words, this.#load, engines, this.#gpus.element, this.#start, actions, this.#savesPart);
   }
 
   openStart(): void {
@@ -196,6 +195,9 @@ class KernelView {
     const loaded = link.presence === 'loaded' && status !== null;
     this.#engines.show(loaded ? status.engines : []);
     this.#start.hidden = !(loaded || link.presence === 'unloaded');
+    // What the Jupyter server tells of this machine is shown once, below.
+    const told = this.context.machine?.status?.gpus.length;
+    this.#gpus.update(loaded && !told && (front || status.engines.length) ? status.devices : []);
     this.#form.update(status?.models ?? ['demo']);
     // Done is not news, and a start under way is seen in its engine; nor is a failure that was made good since.
     const news = (action: PanelAction, index: number) =>

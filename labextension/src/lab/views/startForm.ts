@@ -106,7 +106,7 @@ export class StartForm {
     const watched = this.watched();
     if (watched?.link.presence === 'loaded') {
       const asked = (this.#asked += 1);
-      const answer = await watched.link.act(wire.CHECK, this.#content);
+      const answer = await watched.link.question(wire.CHECK, this.#content);
       if (asked === this.#asked) {
         this.#judge(answer.ok ? '' : (answer.text ?? this.context.trans.__('The kernel did not answer.')));
       }
@@ -136,7 +136,7 @@ export class StartForm {
           return;
         }
       }
-      const answer = await watched.link.act(wire.CHECK, this.#content);
+      const answer = await watched.link.question(wire.CHECK, this.#content);
       this.#judge(answer.ok ? '' : (answer.text ?? this.context.trans.__('The kernel did not answer.')));
       if (answer.ok && (await act(this.context, watched, wire.START, this.#content))) {
         this.started();
