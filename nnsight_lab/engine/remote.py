@@ -132,6 +132,10 @@ class RemoteEngine(Engine):
             return self._state, ""
         return ("busy" if self._remote.unfinished() else "ready"), ""
 
+    def kv_blocks(self) -> int:
+        """0: how full the cache is, is told to nobody."""
+        return 0
+
     def flight(self) -> Flight:
         """This kernel's calls; others' are not told."""
         return Flight(running=self._remote.unfinished(), tokens=self._remote.generated)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 
 from nnsight_lab.magics.commands import (
+    AttachEngine,
     DefaultEdits,
     EditsCommand,
     EngineCommand,
@@ -29,6 +30,9 @@ def engine_calls(command: EngineCommand) -> list[str]:
         if command.restart:
             options.append("restart=True")
         return [f"engine = lab.start({', '.join([quoted(command.model), *options])})", _BIND_MODEL]
+    if isinstance(command, AttachEngine):
+        options = [f"{name}={quoted(source)}" for name, source in command.options.items()]
+        return [f"engine = lab.attach({', '.join([quoted(command.url), *options])})", _BIND_MODEL]
     if isinstance(command, ListEngines):
         return ["print(*lab.engines())"]
     if isinstance(command, EngineLog):

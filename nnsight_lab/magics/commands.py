@@ -17,6 +17,7 @@ from nnsight_lab.magics.arguments import Arguments, read_arguments, text_express
 #: Every sub-command of `%engine`, with its correct form.
 ENGINE_FORMS: dict[str, str] = {
     "start": "%engine start MODEL option=value … [--restart]",
+    "attach": "%engine attach URL [name=NAME]",
     "status": "%engine status [NAME]",
     "stop": "%engine stop [NAME]",
     "restart": "%engine restart [NAME]",
@@ -53,6 +54,14 @@ class StartEngine:
     model: str
     options: Mapping[str, str] = field(default_factory=dict)
     restart: bool = False
+
+
+@dataclass(frozen=True)
+class AttachEngine:
+    """`%engine attach URL [name=NAME]`."""
+
+    url: str
+    options: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -142,7 +151,7 @@ class MarkSaves:
     engine: str | None = None
 
 
-EngineCommand = StartEngine | NamedEngine | ListEngines | EngineLog
+EngineCommand = StartEngine | AttachEngine | NamedEngine | ListEngines | EngineLog
 EditsCommand = ListEdits | SwitchEdits | DefaultEdits
 SavesCommand = ListSaves | ShowSaves | WriteSaves | ReadSaves | MarkSaves
 
@@ -156,6 +165,8 @@ def read_engine(line: str) -> EngineCommand:
     action, rest = _split("%engine", line, ENGINE_FORMS)
     if action == "start":
         return _read_start(rest)
+    if action == "attach":
+        return _read_attach(rest)
     if action == "log":
         return _read_log(rest)
     form = ENGINE_FORMS[action or "status"]
@@ -256,6 +267,15 @@ def _read_start(rest: str) -> StartEngine:
         raise CellUsageError(f"restart= is True or False. Write: {form}")
     restart = bool(arguments.flags) or arguments.options.get("restart") == "True"
     return StartEngine(text_expression(arguments.words[0]), options, restart)
+
+
+def _read_attach(rest: str) -> AttachEngine:
+    form = ENGINE_FORMS["attach"]
+    arguments = read_arguments(rest, form=form)
+    if len(arguments.words) != 1:
+        raise CellUsageError(f"%engine attach takes one address, of a server. Write: {form}")
+    _refuse_more(arguments, 1, form, options=("name", "token"))
+    return AttachEngine(text_expression(arguments.words[0]), dict(arguments.options))
 
 
 def _read_log(rest: str) -> EngineLog:

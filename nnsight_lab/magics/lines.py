@@ -15,6 +15,7 @@ from IPython.core.magic import no_var_expand
 from nnsight_lab.magics.arguments import evaluate
 from nnsight_lab.magics.commands import (
     ENGINE_FORMS,
+    AttachEngine,
     DefaultEdits,
     EngineLog,
     ListEdits,
@@ -50,6 +51,10 @@ class LineMagics:
             configuration is taken as it is. Options are those of `lab.start` (`name=`, `mode=`) and of
             vLLM (`max_model_len=512`, `dtype=bfloat16`, `tensor_parallel_size=2`); values are Python
             literals, else strings; `$name` and `{expression}` are your variables.
+        %engine attach URL [name=NAME]
+            Uses an engine that `nnsight-lab serve` runs, and binds `engine` and `model`: `http://host:8000`,
+            a JupyterHub service's address, or `unix:/path/of/socket`. Who you are is told by
+            `$NNSIGHT_LAB_TOKEN`, or by this server's JupyterHub token.
         %engine
         %engine status [NAME]          what the engine is and does
         %engine list                   every engine of this kernel
@@ -62,6 +67,8 @@ class LineMagics:
         command = read_engine(line)
         if isinstance(command, StartEngine):
             self._start(command)
+        elif isinstance(command, AttachEngine):
+            self._attach(command)
         elif isinstance(command, ListEngines):
             self._list()
         elif isinstance(command, EngineLog):
@@ -125,6 +132,17 @@ class LineMagics:
         engine = wait.around(
             lambda: lab().start(model, restart=command.restart, progress=wait.progress, **options)
         )
+        self._bind(engine)
+
+    def _attach(self, command: AttachEngine) -> None:
+        url = str(evaluate(command.url, self._shell.user_ns))
+        options = {
+            name: str(evaluate(source, self._shell.user_ns)) for name, source in command.options.items()
+        }
+        engine = lab().attach(url, **options)
+        status = engine.status()
+        kind = ", ".join(part for part in (engine.mode, status.device) if part)
+        show(sentence(f"engine {engine.name}: attached to {status.model} ({kind})"))
         self._bind(engine)
 
     def _named(self, command: NamedEngine) -> None:
