@@ -203,15 +203,14 @@ class Forecasts:
         if self._anatomy[0] != engine.id or self._anatomy[1] is None:
             from nnsight_lab.lens import anatomy as lens  # torch, which a kernel without an engine has not
 
-            config = engine._vllm_config().model_config
+            known = engine.facts()
             try:
                 layers = f"model.{lens.anatomy(engine.model._module, engine._layer_count()).layers}"
             except LabError:
                 layers = ""
-            hidden, width = int(config.get_hidden_size()), int(config.dtype.itemsize)
             self._anatomy = (
                 engine.id,
-                Anatomy(hidden, int(config.hf_text_config.vocab_size), width, layers),
+                Anatomy(known.hidden, known.vocabulary, known.itemsize, layers),
             )
         found = self._anatomy[1]
         assert found is not None

@@ -18,6 +18,8 @@ import psutil
 from nnsight_lab.engine import gpus, processes
 
 _EVERY_S = 4.0
+#: A machine without a GPU seldom gets one.
+_NO_GPU_S = 15.0
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,8 @@ class Surroundings:
         self._latest = Look()
         self._looked = 0.0
         self._thread: threading.Thread | None = None
+        #: When `nvidia-smi` is worth asking again, by `time.monotonic`.
+        self._ask_again = 0.0
 
     def latest(self) -> Look:
         """The latest look; begins another where it is old."""
@@ -94,7 +98,11 @@ class Surroundings:
         for process in processes.engine_processes():
             by_engine[process.engine].append(process)
         pids = {process.pid: engine for engine, found in by_engine.items() for process in found}
-        devices = _devices(pids)
+        devices: list[Device] = []
+        if time.monotonic() >= self._ask_again:
+            devices = _devices(pids)
+            if not devices:  # none, or a driver that does not answer now
+                self._ask_again = time.monotonic() + _NO_GPU_S
         held: dict[str, int] = defaultdict(int)
         for device in devices:
             for tenant in device.tenants:

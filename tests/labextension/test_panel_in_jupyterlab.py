@@ -461,7 +461,7 @@ def test_who_is_on_each_gpu_is_said_as_far_as_it_may_be_seen(
     panel.says("0: NVIDIA H200", 30)
     without = {"status": 404, "json": {"message": "Not Found"}}
     with answered(panel.page, lambda route: route.fulfill(**without)):
-        panel.says(f"process {core.pid}, engine main", 20)
+        panel.says(f"process {core.pid}, engine main", 40)
         assert "GPU 0, NVIDIA H200: 21 GB of 151 GB" in panel.text
         assert "owner not told, process 4190000\nnot told" in panel.text
         photograph(panel.page, folder, "gpus")

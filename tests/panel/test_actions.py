@@ -134,7 +134,8 @@ def test_the_names_read_from_vllms_source_are_those_it_has() -> None:
 #: As the real one answers: a process of another container's, one whose memory is not told, and noise.
 NVIDIA = """#!/bin/sh
 case "$1" in
---query-gpu=*) echo "0, GPU-aaa, NVIDIA H200, 20480, 143771"; echo "1, GPU-bbb, NVIDIA H200, 0, 143771" ;;
+--query-gpu=*) echo "0, GPU-aaa, NVIDIA H200, 20480, 143771, 5"
+    echo "1, GPU-bbb, NVIDIA H200, 0, 143771, [N/A]" ;;
 --query-compute-apps=*) echo "GPU-aaa, {ours}, 12288"; echo "GPU-aaa, {init}, 4096"
     echo "GPU-aaa, 4190000, [N/A]"; echo "no devices were found" ;;
 esac
@@ -165,7 +166,7 @@ def test_the_processes_of_each_gpu_are_told_with_their_owners_where_that_may_be_
     assert second.processes == []
 
 
-def test_without_nvidias_program_there_are_no_gpus_and_it_is_not_asked_again(
+def test_nvidias_program_that_tells_of_no_gpu_is_not_asked_at_every_look(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho x >>" + str(tmp_path / "asked") + "\nexit 9\n")
