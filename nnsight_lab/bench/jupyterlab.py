@@ -146,6 +146,10 @@ def serve(
     extensions.mkdir(parents=True)
     if extension and LABEXTENSION.is_dir():
         (extensions / "nnsight-lab").symlink_to(LABEXTENSION)
+    if not extension:
+        page = folder / "config" / "labconfig" / "page_config.json"
+        page.parent.mkdir(parents=True)
+        page.write_text(json.dumps({"disabledExtensions": {"nnsight-lab": True}}))
     config = folder / "config" / "jupyter_server_config.d" / "nnsight-lab.json"
     config.parent.mkdir(parents=True, exist_ok=True)
     config.write_text(json.dumps(SERVER_CONFIG))
@@ -172,7 +176,11 @@ def serve(
             yield server
         finally:
             process.terminate()
-            process.wait(timeout=30)
+            try:
+                process.wait(timeout=60)
+            except subprocess.TimeoutExpired:  # it waits for a kernel that does not end
+                process.kill()
+                process.wait()
 
 
 @contextmanager

@@ -246,6 +246,8 @@ DATA = re.compile(
     r"panel\.ipynb|The Eiffel Tower is in the city of|lab\.saves\(\)\.get\(.*\)|max_model_len=\d+|dtype=bfloat16|save_budget='1GB'"
     r"|bfloat16|\b(?:main|demo|async|mute|hidden|probe|NAME)\b|%%(?:edit|trace)|%load_ext nnsight_lab|\.save\(\)"
     r"|^\s*(?:model|hidden|layers|output|save)$|lab-[0-9a-f]+"
+    # A reason of the kernel's, which are in English, as a tooltip.
+    r"|Engine 'main' runs on the CPU, and vLLM's sleep mode frees GPU memory only: `%engine stop main` frees this one's\."
 )
 
 
@@ -447,7 +449,7 @@ def test_a_cell_says_before_it_runs_what_it_will_save(
         wait_until(
             lambda words=words: said.count() == 1 and said.inner_text() == words, 15, f"{words!r} on the cell"
         )
-    photograph(page, folder, "forecast")
+    look_at(page, folder, "forecast")
     notebook.write("%%edit other\nhidden = (")
     wait_until(lambda: said.count() == 0, 10, "no word on a half-written cell")
 
@@ -464,7 +466,7 @@ def test_who_is_on_each_gpu_is_said_as_far_as_it_may_be_seen(
         panel.says(f"process {core.pid}, engine main", 40)
         assert "GPU 0, NVIDIA H200: 21 GB of 151 GB" in panel.text
         assert "owner not told, process 4190000\nnot told" in panel.text
-        photograph(panel.page, folder, "gpus")
+        look_at(panel.page, folder, "gpus")
     (folder / "apps").unlink()
     wait_until(lambda: "NVIDIA" not in panel.text, 30, "no GPU again")
 
@@ -483,7 +485,7 @@ def test_the_edits_chosen_for_a_notebook_are_those_that_run_and_are_kept_in_it(
     wait_until(lambda: page.evaluate(metadata) == kept, 10, "the choice in the notebook")
     notebook.run("engine.edits['mute'].switch_off()\n" + GENERATE)
     assert last_text(notebook) == muted
-    photograph(page, folder, "chosen")
+    look_at(page, folder, "chosen")
     mute.click()
     wait_until(lambda: '"main":[]' in page.evaluate(metadata), 10, "the choice in the notebook")
     notebook.run(GENERATE)
@@ -500,7 +502,7 @@ def test_the_edits_chosen_for_a_notebook_are_those_that_run_and_are_kept_in_it(
         "jupyterapp.shell.currentWidget.model.setMetadata('nnsight_lab', {default_edits: {main: ['mute', 'gone']}})"
     )
     panel.says("This notebook’s defaults were: mute, gone (not installed yet: gone)")
-    photograph(page, folder, "offered")
+    look_at(page, folder, "offered")
     panel.press("Use the defaults kept in the notebook")
     panel.says("until its cell has run: gone")
     only.click()
@@ -837,7 +839,7 @@ def test_what_a_server_of_another_kind_does_not_tell_is_said_in_words(
             panel.says(words)
             panel.engine_is("ready")  # as its kernel tells
             if told is without:
-                photograph(page, folder, "server-without")
+                look_at(page, folder, "server-without")
     wait_until(panel.root.locator(".nnlab-machine-words").is_hidden, 15, "the real server's answer")
 
 
@@ -867,8 +869,8 @@ def test_the_gpus_are_shown_with_whose_processes_they_hold(
         # It is a kernel's, and shown there.
         own = own_processes(folder)[0].engine
         assert panel.root.locator(f"[data-engine='{own}']").count() == 0
-        panel.root.locator(".nnlab-gpus").scroll_into_view_if_needed()
-        photograph(page, folder, "gpus")
+        panel.root.locator(".nnlab-machine .nnlab-gpus").scroll_into_view_if_needed()
+        look_at(page, folder, "gpus")
     wait_until(lambda: "NVIDIA" not in panel.text, 15, "the real server's answer")
 
 
@@ -895,7 +897,7 @@ def test_an_engine_is_shown_though_its_kernel_computes_in_c_and_ended_once_that_
     assert "Of panel.ipynb, whose kernel says nothing of it just now." in engine.inner_text()
     end = engine.get_by_role("button", name="End the processes of engine")
     assert end.count() == 0
-    photograph(page, folder, "silent")
+    look_at(page, folder, "silent")
 
     os.kill(kernel, signal.SIGKILL)
     page.evaluate("jupyterapp.serviceManager.sessions.shutdownAll()")
@@ -903,7 +905,7 @@ def test_an_engine_is_shown_though_its_kernel_computes_in_c_and_ended_once_that_
     panel.says("Open a notebook")
     wait_until(lambda: end.count() == 1, 20, "the orphan")
     assert "main · demo" in engine.inner_text()
-    photograph(page, folder, "orphan")
+    look_at(page, folder, "orphan")
     engine.get_by_role("button", name="Show the log of engine").click()
     wait_until(lambda: "KV cache" in page.locator(".nnlab-log").inner_text(), 15, "vLLM's words")
     assert own_processes(folder)
