@@ -386,6 +386,7 @@ def _notebook() -> Iterator[Finding]:
             yield Finding(package, "ok", version)
     if lab is not None:
         yield _panel()
+        yield _server_extension()
 
 
 def _panel() -> Finding:
@@ -404,6 +405,30 @@ def _panel() -> Finding:
         found = f"{version}, and this package is {nnsight_lab.__version__}: the panel may tell nothing"
         return Finding("lab extension", "warn", found, f"pip install -U nnsight-lab here and {where}")
     return Finding("lab extension", "ok", version)
+
+
+def _server_extension() -> Finding:
+    """Whether the Jupyter server found here tells the panel of engines and GPUs."""
+    from jupyter_core.paths import jupyter_config_path
+
+    name = "nnsight_lab.jupyter_server"
+    enabled: bool | None = None
+    for place in reversed(jupyter_config_path()):  # the first one has the last word
+        for file in sorted((Path(place) / "jupyter_server_config.d").glob("*.json")):
+            try:
+                told = json.loads(file.read_text(encoding="utf-8"))
+                enabled = bool(told["ServerApp"]["jpserver_extensions"][name])
+            except (OSError, ValueError, KeyError, TypeError):
+                continue  # another package's, or damaged: the server says so itself
+    if enabled:
+        return Finding("server extension", "ok", "enabled")
+    found = "disabled" if enabled is False else "not enabled"
+    return Finding(
+        "server extension",
+        "note",
+        f"{found} (optional): the panel shows no engines of kernels that do not answer, and no GPUs",
+        f"jupyter server extension enable {name} in the environment that JupyterLab runs in",
+    )
 
 
 def _lab_extension(folder: str) -> Path | None:

@@ -228,6 +228,10 @@ class EngineLife:
         """How many blocks its KV cache has; 0 where that is not known."""
         return 0 if self._state != "ready" else self.facts().kv_blocks
 
+    def attach_line(self) -> str:
+        """The line that attaches another kernel to it; "" where none can: it is this kernel's own."""
+        return ""
+
     def up_s(self) -> float:
         """Seconds since it was ready; 0 where it is not."""
         return time.monotonic() - self._ready_at if self._state == "ready" else 0.0

@@ -132,6 +132,10 @@ class RemoteEngine(Engine):
             return self._state, ""
         return ("busy" if self._remote.unfinished() else "ready"), ""
 
+    def attach_line(self) -> str:
+        """The line that attaches another kernel to it; it holds no token."""
+        return f"%engine attach {self.url}"
+
     def kv_blocks(self) -> int:
         """0: how full the cache is, is told to nobody."""
         return 0

@@ -123,6 +123,7 @@ class Snapshots:
             log=str(engine.log.path),
             cause=cause,
             no_sleep=engine.no_sleep(),
+            attach=engine.attach_line(),
             chooses_edits=engine.edits.default is not None,
             default_edits=list(engine.edits.default or ()),
             edits=[self._edit(edit) for edit in engine.edits],

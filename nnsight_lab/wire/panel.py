@@ -99,6 +99,7 @@ class PanelEngine:
         kv_used: About which part of the KV cache is used, 0 to 1; -1 where that is not known.
         cause: Why it is dead.
         no_sleep: Why it cannot sleep; "" where it can.
+        attach: The line that attaches another kernel to it; "" where none can.
         chooses_edits: Whether a choice of edits stands for "all that are on".
         default_edits: That choice, in the order they run; some may not be installed yet.
     """
@@ -127,6 +128,7 @@ class PanelEngine:
     log: str
     cause: str
     no_sleep: str
+    attach: str
     chooses_edits: bool
     default_edits: list[str]
     edits: list[PanelEdit]

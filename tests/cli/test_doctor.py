@@ -43,6 +43,7 @@ def test_everything_an_engine_needs_was_looked_at(report):
         "ipywidgets",
         "anywidget",
         "lab extension",
+        "server extension",
         "demo model",
         "left over",
     } <= names
@@ -156,6 +157,28 @@ def test_widgets_that_jupyterlab_cannot_show_are_a_warning(monkeypatch):
     assert (
         findings["lab extension"].cure == "pip install nnsight-lab in the environment that JupyterLab runs in"
     )
+
+
+@pytest.mark.parametrize(
+    ("files", "state", "part"),
+    [
+        ({}, "note", "not enabled"),
+        ({"nnsight-lab": {"nnsight_lab.jupyter_server": True}}, "ok", "enabled"),
+        ({"nnsight-lab": {"nnsight_lab.jupyter_server": False}}, "note", "disabled"),
+        ({"other": {"other": True}, "broken": None}, "note", "not enabled"),
+    ],
+)
+def test_a_server_without_its_extension_is_noted(tmp_path, monkeypatch, files, state, part):
+    import jupyter_core.paths
+
+    folder = tmp_path / "jupyter_server_config.d"
+    folder.mkdir()
+    for name, extensions in files.items():
+        told = "{" if extensions is None else json.dumps({"ServerApp": {"jpserver_extensions": extensions}})
+        (folder / f"{name}.json").write_text(told)
+    monkeypatch.setattr(jupyter_core.paths, "jupyter_config_path", lambda: [str(tmp_path)])
+    finding = doctor._server_extension()
+    assert (finding.state, finding.found.split(" (")[0]) == (state, part)
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,7 @@ def test_cells_run_against_it_and_the_panel_knows_it(kernel, server):
     engine = "Snapshots(Surroundings()).take([], saves=True).engines[0]"
     assert kernel.value(f"{engine}.state") == "ready"
     assert kernel.value(f"{engine}.edits[0].name") == "probe"
+    assert kernel.value(f"{engine}.attach") == f"%engine attach {server.url}"
     assert kernel.value("len(engine.saves) >= 2")
     assert server.url in "\n".join(kernel.good("%engine status").texts)
     again = kernel.good(f"%engine attach {server.url}")

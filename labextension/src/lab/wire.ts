@@ -79,6 +79,7 @@ export interface PanelEngine {
   log: string;
   cause: string;
   no_sleep: string;
+  attach: string;
   chooses_edits: boolean;
   default_edits: string[];
   edits: PanelEdit[];

@@ -1,4 +1,6 @@
 /** One engine: what it is, what it does, and what can be done with it. */
+import { Clipboard } from '@jupyterlab/apputils';
+
 import { element, say } from '../../widgets/dom';
 import { button, rename } from '../keyed';
 import type { Watched } from '../watch';
@@ -18,6 +20,8 @@ export class EngineView {
   readonly #values = new Map<string, { row: HTMLElement; value: HTMLElement; bar: HTMLElement | null }>();
   readonly #buttons = new Map<string, HTMLButtonElement>();
   readonly #edits: EditsView;
+  readonly #attach: HTMLButtonElement;
+  #line = '';
 
   constructor(
     readonly context: Context,
@@ -41,6 +45,16 @@ export class EngineView {
     add(wire.LOG, trans.__('Log'), trans.__('Show the log of engine %1', engine.name), () => {
       void context.app.commands.execute('nnsight-lab:log', named);
     });
+    this.#attach = button(
+      trans.__('Copy attach line'),
+      () => {
+        // Not the browser's own, which there is on secure pages only.
+        Clipboard.copyToSystem(this.#line);
+        context.announce(trans.__('Copied: %1', this.#line));
+      },
+      trans.__('Copy the line that attaches another notebook to engine %1', engine.name)
+    );
+    actions.append(this.#attach);
     this.#edits = new EditsView(context, watched, engine.name);
     const heading = element('h4', { class: 'nnlab-name' }, element('span', {}, engine.name), this.#state);
     this.element = element('section', { class: 'nnlab-engine', 'aria-label': trans.__('Engine %1', engine.name) });
@@ -92,7 +106,11 @@ export class EngineView {
     sleep.setAttribute('aria-label', asleep ? trans.__('Wake engine %1', engine.name) : trans.__('Sleep: %1', sleep.title));
     this.#usable(wire.STOP, engine.state !== wire.STOPPED);
     const stop = this.#buttons.get(wire.STOP)!;
-    if (starting) {
+    this.#line = engine.attach;
+    this.#attach.hidden = !engine.attach;
+    if (engine.attach) {
+      rename(stop, trans.__('Detach'), trans.__('Let go of engine %1, which goes on for others', engine.name));
+    } else if (starting) {
       rename(stop, trans.__('Give up'), trans.__('Give up the start of engine %1', engine.name));
     } else {
       rename(stop, trans.__('Stop'), trans.__('Stop engine %1 and free its memory', engine.name));
