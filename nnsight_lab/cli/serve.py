@@ -56,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.hub and "JUPYTERHUB_API_TOKEN" not in os.environ:
         raise ServeRefused("--hub needs JUPYTERHUB_API_TOKEN and JUPYTERHUB_API_URL, as a service has them.")
     if socket:
-        os.umask(0o177)
+        _private(flags)
     settings = Settings(
         level=arguments.level,
         users=users,
@@ -67,6 +67,26 @@ def run(arguments: argparse.Namespace) -> int:
     )
     serve(arguments.model, flags, settings)
     return 0
+
+
+def _private(flags: list[str]) -> None:
+    """See that only this user reaches the socket: whoever does is taken for its owner.
+
+    Its folder is what keeps others out. A socket's own mode does not everywhere, and is set only after it can
+    be connected to.
+    """
+    at = next(index for index, flag in enumerate(flags) if flag.split("=")[0] == "--uds")
+    path = Path(flags[at].partition("=")[2] or (flags[at + 1] if at + 1 < len(flags) else ""))
+    folder = path.absolute().parent
+    try:
+        found = folder.stat()
+    except OSError:
+        raise ServeRefused(f"There is no folder {folder}: mkdir -m 700 {folder}") from None
+    if found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise ServeRefused(
+            f"{folder} can be entered by others, and whoever reaches the socket is taken for you: "
+            f"mkdir -m 700 a folder of its own for it."
+        )
 
 
 def _limits(given: list[str]) -> Any:

@@ -11,6 +11,7 @@ import os
 import secrets
 from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import asdict, dataclass, field
+from importlib.metadata import entry_points
 from typing import Any
 
 from nnsight_lab.engine import homecoming, models, processes
@@ -94,6 +95,7 @@ def arguments(model: str, flags: Sequence[str]) -> list[str]:
         "--no-enable-chunked-prefill",
         f"--additional-config={json.dumps({SAVES_CONFIG: homecoming.settings(secrets.token_hex(6), {})})}",
         "--disable-fastapi-docs",
+        "--middleware=nnsight_lab.server.middleware.ServedGuard",
     ]
     if current_platform.is_cpu():
         own.append("--enforce-eager")
@@ -122,6 +124,10 @@ def run(model: str, flags: Sequence[str], settings: Settings) -> None:
     # Before nnsight, which puts a method on every object that anyio's backend then refuses.
     import anyio._backends._asyncio  # noqa: F401
 
+    if not entry_points(group="vllm.endpoint_plugins", name="nnsight_lab"):
+        raise ServeRefused("This package is not installed: pip install nnsight-lab (or pip install -e .).")
+    if not settings.hub:
+        settings.identity()  # what is wrong with a token is said before a model is loaded
     prepare(settings, os.environ)
     import uvloop
     from vllm.entrypoints.launchers.api_server.entry import run_server

@@ -16,7 +16,6 @@ from nnsight_lab.engine.facts import facts
 from nnsight_lab.server.command import Settings
 from nnsight_lab.server.describe import served
 from nnsight_lab.server.desk import Desk
-from nnsight_lab.server.guard import Guard
 from nnsight_lab.server.identity import User
 from nnsight_lab.server.routes import router
 from nnsight_lab.wire.codec import decode
@@ -59,14 +58,8 @@ class LabPlugin:
         self._settings = Settings.of_environment(os.environ)
 
     def attach_router(self, app: Any) -> None:
-        """Attach routes, and the guard around all."""
+        """Attach routes; the guard is a middleware of its own."""
         app.include_router(router)
-        app.add_middleware(
-            Guard,
-            identity=self._settings.identity(),
-            limits=self._settings.limits,
-            prefix=self._settings.prefix,
-        )
 
     async def init_state(self, engine_client: Any, state: Any, args: Any) -> None:
         """The engine is there."""

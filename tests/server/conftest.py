@@ -37,20 +37,22 @@ class Server:
         process: What was started.
         url: Its address.
         log: What it printed.
+        socket: The Unix socket it listens on; None where it has a port.
     """
 
     process: subprocess.Popen[bytes]
     url: str
     log: Path
+    socket: Path | None = None
 
     def http(self, user: str | None = "alice") -> httpx.Client:
         """A plain client of a user."""
         headers = {} if user is None else {"Authorization": f"Bearer {TOKENS[user]}"}
-        return httpx.Client(base_url=self.url, headers=headers, timeout=60)
+        return client(self.url, self.socket, headers=headers, timeout=60)
 
     def figures(self) -> dict[str, Any]:
         """The server's books in figures."""
-        with self.http("*root") as http:
+        with self.http("*root" if self.socket is None else None) as http:
             return dict(http.get(f"{PREFIX}/health").raise_for_status().json())
 
     def processes(self) -> list[psutil.Process]:
@@ -59,8 +61,15 @@ class Server:
         return [parent, *parent.children(recursive=True)]
 
 
-def start(folder: Path, *flags: str) -> Server:
-    """A server that answers."""
+def client(url: str, path: Path | None, **more: Any) -> httpx.Client:
+    """A plain client of a port, or of a Unix socket."""
+    if path is None:
+        return httpx.Client(base_url=url, **more)
+    return httpx.Client(base_url="http://localhost", transport=httpx.HTTPTransport(uds=str(path)), **more)
+
+
+def start(folder: Path, *flags: str, path: Path | None = None) -> Server:
+    """A server that answers: on a port, for users of a list; or on a Unix socket, for its owner."""
     tokens = folder / "tokens.json"
     tokens.write_text(json.dumps(TOKENS))
     with socket.socket() as free:
@@ -70,20 +79,23 @@ def start(folder: Path, *flags: str) -> Server:
     with log.open("wb") as out:
         process = subprocess.Popen(
             [
-                *(sys.executable, "-m", "nnsight_lab", "serve", "demo", "--host", "127.0.0.1"),
-                *(f"--port={port}", f"--tokens={tokens}", "--max-model-len=1024", *flags),
+                *(sys.executable, "-m", "nnsight_lab", "serve", "demo", "--max-model-len=1024"),
+                *(("--host=127.0.0.1", f"--port={port}", f"--tokens={tokens}") if path is None else ()),
+                *(() if path is None else (f"--uds={path}",)),
+                *flags,
             ],
             stdout=out,
             stderr=subprocess.STDOUT,
             env={**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1"},
         )
-    server = Server(process, f"http://127.0.0.1:{port}", log)
+    server = Server(process, f"http://127.0.0.1:{port}" if path is None else f"unix:{path}", log, path)
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline:
         assert process.poll() is None, log.read_text(errors="replace")[-4000:]
         try:
-            if httpx.get(f"{server.url}/health", timeout=2).status_code == 200:
-                return server
+            with client(server.url, path, timeout=2) as http:
+                if http.get("/health").status_code == 200:
+                    return server
         except httpx.HTTPError:
             time.sleep(0.3)
     process.kill()

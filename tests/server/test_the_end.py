@@ -7,7 +7,7 @@ import pytest
 from nnsight_lab.engine import remote_driver
 from nnsight_lab.engine.remote import RemoteEngine
 from nnsight_lab.errors import EngineDied, LabError
-from tests.server.conftest import TOKENS, gone, start
+from tests.server.conftest import gone, start
 from tests.waiting import in_background, until
 
 pytestmark = pytest.mark.engine
@@ -16,9 +16,13 @@ pytestmark = pytest.mark.engine
 def test_a_killed_server_leaves_no_process_and_its_kernels_are_told(tmp_path, monkeypatch):
     monkeypatch.setattr(remote_driver, "RENEW_S", 0.5)
     monkeypatch.setattr(remote_driver, "LEASE_S", 2.0)
-    server = start(tmp_path, "--max-num-seqs=4")
-    engine = RemoteEngine("lost", server.url, TOKENS["alice"])
+    folder = tmp_path / "private"
+    folder.mkdir(mode=0o700)
+    # On a Unix socket, for its owner alone: no token is asked for.
+    server = start(tmp_path, "--max-num-seqs=4", path=folder / "lab.sock")
+    engine = RemoteEngine("lost", server.url)
     engine.start()
+    assert (engine.served.user, engine.served.admin) == ("owner", True)
     running = in_background(lambda: engine.generate("Once", max_tokens=1000, ignore_eos=True))
     until(lambda: server.figures()["requests"] == 1, 30, "its request")
     processes = server.processes()

@@ -15,8 +15,9 @@ export const machine: JupyterFrontEndPlugin<Machine> = {
     const found = new Machine(app.serviceManager.serverSettings);
     let before = '';
     watch.changed.connect(() => {
-      // A kernel that came, went, or answers no longer.
-      const now = watch.all.map(({ link }) => `${link.id} ${link.presence} ${link.silent}`).join();
+      // A kernel that came, went, or answers no longer; an engine that it has or no longer has.
+      const engines = (link: Watch['all'][number]['link']) => (link.status?.engines ?? []).map(engine => `${engine.log} ${engine.pids.length}`);
+      const now = watch.all.map(({ link }) => `${link.id} ${link.presence} ${link.silent} ${engines(link)}`).join();
       if (now !== before) {
         before = now;
         found.stir();
