@@ -18,7 +18,7 @@ from nnsight_lab.engine.local import Engine
 from nnsight_lab.engine.remote_driver import RemoteDriver
 from nnsight_lab.engine.remote_tree import RemoteTree
 from nnsight_lab.engine.status import EngineStatus, StartProgress, StopReport
-from nnsight_lab.errors import EngineDied, RequestRefused, nearest
+from nnsight_lab.errors import EngineDied, LensRefused, RequestRefused, nearest
 from nnsight_lab.wire.serving import EngineFacts, Served
 
 _NO_ESTIMATE = "An estimate needs an engine of this kernel's own: what is left is the server's to know."
@@ -186,6 +186,9 @@ class RemoteEngine(Engine):
         """Nothing: the server ends a block that never ends."""
 
     # -- what a shared engine cannot do yet -------------------------------------------------------------
+
+    def _attention(self, *_: Any) -> Any:
+        raise LensRefused("Attention patterns need an engine of this kernel's own: heads are not told.")
 
     def estimate_steps(self, requests: Sequence[LabRequest]) -> Any:
         """Refused: the room that is left is the server's to know."""

@@ -92,6 +92,9 @@ def start(folder: Path, *flags: str, path: Path | None = None) -> Server:
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline:
         assert process.poll() is None, log.read_text(errors="replace")[-4000:]
+        if path is not None and not _listens(path):
+            time.sleep(0.3)
+            continue
         try:
             with client(server.url, path, timeout=2) as http:
                 if http.get("/health").status_code == 200:
@@ -101,6 +104,12 @@ def start(folder: Path, *flags: str, path: Path | None = None) -> Server:
     process.kill()
     process.wait()
     raise AssertionError(f"no answer: {log.read_text(errors='replace')[-4000:]}")
+
+
+def _listens(path: Path) -> bool:
+    """Whether a Unix socket can be connected to; asked here, since a client that cannot leaks its own."""
+    with socket.socket(socket.AF_UNIX) as tried:
+        return tried.connect_ex(str(path)) == 0
 
 
 def gone(processes: list[psutil.Process], within_s: float) -> list[psutil.Process]:

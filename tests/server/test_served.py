@@ -15,7 +15,15 @@ import torch
 import nnsight_lab as lab
 from nnsight_lab.engine.call import Call
 from nnsight_lab.engine.peeks import Peeks
-from nnsight_lab.errors import EditRefused, Interrupted, RequestRefused, ServerError, TraceError, UnknownEdit
+from nnsight_lab.errors import (
+    EditRefused,
+    Interrupted,
+    LensRefused,
+    RequestRefused,
+    ServerError,
+    TraceError,
+    UnknownEdit,
+)
 from nnsight_lab.wire.serving import PREFIX, EditAsked
 from tests.server.conftest import TOKENS
 from tests.waiting import until
@@ -209,11 +217,14 @@ def test_what_one_user_may_have_is_bounded_and_said(attach, server):
     assert len(engine.generate(["One"] * 64, max_tokens=1, edits=[])) == 64
 
 
-def test_a_lens_and_attention_are_read_on_the_server(attach):
+def test_a_lens_is_read_on_the_server_and_what_cannot_be_is_refused(attach):
     engine = attach()
     lens = engine.logit_lens(TOWER, layers=[0, 29], top_k=2)
     assert lens.top_tokens[-1][-1][0] == " Paris"
-    assert engine.attention(TOWER, layers=[3]).patterns.shape[-1] == 9
+    with pytest.raises(LensRefused, match="need an engine of this kernel's own"):
+        engine.attention(TOWER, layers=[3])
+    with pytest.raises(RequestRefused, match="needs an engine of this kernel's own"):
+        engine.estimate(TOWER)
     assert text_of(engine) == PARIS
 
 

@@ -10,7 +10,11 @@ from nnsight_lab.errors import EngineDied, LabError
 from tests.server.conftest import gone, start
 from tests.waiting import in_background, until
 
-pytestmark = pytest.mark.engine
+pytestmark = [
+    pytest.mark.engine,
+    # What a client of a Unix socket leaves that cannot connect.
+    pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
+]
 
 
 def test_a_killed_server_leaves_no_process_and_its_kernels_are_told(tmp_path, monkeypatch):

@@ -21,12 +21,14 @@ pytestmark = [
 
 START = """%load_ext nnsight_lab
 import nnsight_lab as lab
-%engine start demo max_model_len=4096
+%engine start demo max_model_len=1024
 print("started", engine.alive)"""
-LONG = "'Once upon a time', max_tokens=4000, ignore_eos=True, temperature=0"
+LONG = "'Once upon a time', max_tokens=900, ignore_eos=True, temperature=0"
+#: However fast the machine, it goes on for longer than the page is looked at.
 TRACE = f"""%%trace {LONG}, live=True
 norms, streams = [].save(), [].save()
 for step in tracer.all():
+    __import__("time").sleep(0.05)
     stream = lab.residual(model.model.layers[15].output)
     norms.append(stream[-1].norm())
     streams.append(stream[:, :128])
@@ -94,7 +96,7 @@ def test_a_trace_is_seen_while_it_runs_and_its_views_stay_usable(
     before = live.heatmap(1).evaluate(rows)
     wait_until(lambda: live.heatmap(1).evaluate(rows) > before, 30, "a growing heatmap")
     # Choose a token while the cell runs: it is marked in the heatmaps, which go on growing.
-    live.strip.locator("[data-place='7']").first.click()
+    live.strip.locator("[data-place='7']").first.evaluate("token => token.click()")
     wait_until(lambda: live.strip.locator(".nnl-chosen").count() == 1, 10, "a chosen token")
     wait_until(lambda: live.heatmap(1).evaluate("e => e.dataset.position") == "7", 10, "a marked row")
     assert live.strip.get_by_role("button", name="Stop").is_visible(), "it was over before"
@@ -110,7 +112,7 @@ def test_a_trace_is_seen_while_it_runs_and_its_views_stay_usable(
 
 
 def test_a_run_ends_by_itself_and_its_pictures_are_whole(begin: Any, page: Any, notebook: Notebook) -> None:
-    live = begin(TRACE.replace("4000", "60"))
+    live = begin(TRACE.replace("900", "60"))
     wait_until(lambda: "60 tokens in" in live.strip.inner_text(), 60, "the end")
     assert not live.strip.get_by_role("button", name="Stop").is_visible()
     wait_until(lambda: live.heatmap(1).evaluate("e => e.dataset.state") == "done", 20, "a whole picture")
@@ -131,7 +133,7 @@ def test_an_interrupt_leaves_what_came_and_says_so(begin: Any, page: Any, notebo
 
 
 def test_what_is_announced_is_polite_and_not_each_token(begin: Any, page: Any) -> None:
-    live = begin(f"run = lab.live({LONG.replace('4000', '80')})\nrun")
+    live = begin(f"run = lab.live({LONG.replace('900', '80')})\nrun")
     said = live.strip.locator("[aria-live]")
     assert said.get_attribute("aria-live") == "polite"
     said.evaluate(
