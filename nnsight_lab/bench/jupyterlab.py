@@ -211,6 +211,8 @@ def open_page(
         try:
             page = browser.new_page(**{"viewport": {"width": 1200, "height": 1400}, **options})
             page.set_default_timeout(30_000)
+            # "Leave site?", of a notebook that changed since it was saved: a reload means it.
+            page.on("dialog", lambda dialog: dialog.accept())
             if before is not None:
                 before(page)
             page.goto(f"{server.url}/{under}/{notebook}?token={server.token}")
@@ -276,6 +278,16 @@ class Notebook:
     def finish(self, limit_s: float) -> None:
         """Waits for an idle kernel."""
         wait_until(lambda: self.idle, limit_s, "an idle kernel", tick_s=0.2)
+
+    def save_to(self, file: Path, limit_s: float = 30) -> None:
+        """Save it; waits for its file to be written.
+
+        Not for JupyterLab's promise of it, which is also of a checkpoint and is not always kept; and nothing
+        limits how long an evaluation of a page may take.
+        """
+        before = file.stat().st_mtime_ns
+        self.page.evaluate("void jupyterapp.commands.execute('docmanager:save')")
+        wait_until(lambda: file.stat().st_mtime_ns > before, limit_s, f"a saved {file.name}")
 
     def photograph(self, name: str, folder: Path, selector: str) -> None:
         """The cell that holds ``selector``, and what is around it."""

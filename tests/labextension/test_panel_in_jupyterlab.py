@@ -232,9 +232,9 @@ def gpus() -> int:
     return Surroundings().look().gpus
 
 
-def reload(page: Any, panel: Panel) -> None:
+def reload(page: Any, panel: Panel, folder: Path) -> None:
     """The whole page, as by F5, with the notebook as it is."""
-    page.evaluate("jupyterapp.commands.execute('docmanager:save')")
+    Notebook(page).save_to(folder / "root" / "panel.ipynb")
     page.reload()
     page.wait_for_selector(".jp-Notebook .jp-CodeCell", timeout=60_000)
     page.wait_for_selector("#jupyterlab-splash", state="detached")
@@ -563,7 +563,7 @@ def test_in_another_language_every_word_of_ours_is_in_it(
     language = folder / "settings" / "@jupyterlab" / "translation-extension" / "plugin.jupyterlab-settings"
     language.parent.mkdir(parents=True, exist_ok=True)
     language.write_text(json.dumps({"locale": pseudo.LOCALE}))
-    reload(page, panel)
+    reload(page, panel, folder)
     try:
         panel.engine_is_named("Ｅｎｇｉｎｅ main")
         for summary in panel.root.locator("summary").all():
@@ -584,7 +584,7 @@ def test_in_another_language_every_word_of_ours_is_in_it(
         assert sum(bool(re.search(r"[ａ-ｚ]{3}", text)) for text in said) > 30
     finally:
         language.unlink()
-        reload(page, panel)
+        reload(page, panel, folder)
 
 
 def test_a_busy_engine_is_seen_while_its_cell_runs_and_interrupted(
@@ -606,10 +606,10 @@ def test_a_busy_engine_is_seen_while_its_cell_runs_and_interrupted(
 
 
 def test_a_reload_in_the_middle_of_a_cell_shows_what_the_kernel_says(
-    notebook: Notebook, panel: Panel
+    notebook: Notebook, panel: Panel, folder: Path
 ) -> None:
     page = panel.page
-    page.evaluate("jupyterapp.commands.execute('docmanager:save')")
+    notebook.save_to(folder / "root" / "panel.ipynb")
     notebook.run("import time\ntime.sleep(40)")
     began_s = time.monotonic()
     page.reload()
@@ -634,7 +634,7 @@ def test_nothing_of_what_is_shown_comes_from_the_browser(notebook: Notebook, pan
     before = shown()
     assert "mute" in before
     assert "The Eiffel Tower" in before
-    page.evaluate("jupyterapp.commands.execute('docmanager:save')")
+    notebook.save_to(folder / "root" / "panel.ipynb")
     page.evaluate(
         """async () => {
             localStorage.clear();
@@ -644,7 +644,7 @@ def test_nothing_of_what_is_shown_comes_from_the_browser(notebook: Notebook, pan
             }
         }"""
     )
-    reload(page, panel)
+    reload(page, panel, folder)
     panel.engine_is("ready", 20)
     try:
         wait_until(lambda: shown() == before, 20, "the same panel")
@@ -887,7 +887,7 @@ def test_an_engine_is_shown_though_its_kernel_computes_in_c_and_ended_once_that_
     notebook.run(STUCK_AT_SIGNAL)
     notebook.run(STUCK.format(there=str(there)))
     wait_until(there.exists, 30, "the block in the worker")
-    page.evaluate("jupyterapp.commands.execute('docmanager:save')")
+    notebook.save_to(folder / "root" / "panel.ipynb")
     os.kill(kernel, signal.SIGUSR1)
     page.reload()
     page.wait_for_selector(".jp-Notebook .jp-CodeCell", timeout=60_000)
@@ -900,7 +900,7 @@ def test_an_engine_is_shown_though_its_kernel_computes_in_c_and_ended_once_that_
     look_at(page, folder, "silent")
 
     os.kill(kernel, signal.SIGKILL)
-    page.evaluate("jupyterapp.serviceManager.sessions.shutdownAll()")
+    page.evaluate("void jupyterapp.serviceManager.sessions.shutdownAll()")
     page.evaluate("jupyterapp.shell.currentWidget.dispose()")
     panel.says("Open a notebook")
     wait_until(lambda: end.count() == 1, 20, "the orphan")

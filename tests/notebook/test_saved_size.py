@@ -97,8 +97,8 @@ def test_the_quickstart_with_every_view_saved_with_its_widgets_is_small(
         wait_until(lambda: drawn.count() >= 3, 30, "the widgets")
         access.prepare(page)
         assert access.problems(page, ".jp-Notebook .jp-OutputArea-output") == []
-        page.evaluate("jupyterapp.commands.execute('docmanager:save')")
         saved = tmp_path / "root" / path.name
+        notebook.save_to(saved)
         wait_until(
             lambda: "widgets" in json.loads(saved.read_text("utf-8"))["metadata"], 30, "a saved notebook"
         )

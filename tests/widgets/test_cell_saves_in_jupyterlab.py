@@ -159,8 +159,9 @@ def test_the_store_as_the_value_of_a_cell_is_the_browser(page: Any) -> None:
 
 
 def test_the_saved_notebook_has_a_small_table(page: Any, folder: Path) -> None:
-    Notebook(page).finish(30)
-    page.evaluate("jupyterapp.commands.execute('docmanager:save')")
+    notebook = Notebook(page)
+    notebook.finish(30)
+    notebook.save_to(folder / "root" / "cells.ipynb")
 
     def outputs() -> list[dict[str, Any]]:
         cells = json.loads((folder / "root" / "cells.ipynb").read_text())["cells"]
