@@ -258,6 +258,14 @@ def gpu_bytes(pids: Iterable[int]) -> int:
     return sum(held for pid, held in gpus.bytes_by_pid().items() if pid in wanted)
 
 
+def user_of(pid: int) -> str:
+    """The user a process runs as; "" where it is out of sight, as from within a container."""
+    try:
+        return str(psutil.Process(pid).username())
+    except (psutil.Error, KeyError, OSError):
+        return ""
+
+
 def _sees(pid: int) -> bool:
     """Whether a process lives in the same world of pids as this one."""
     try:

@@ -104,7 +104,10 @@ def _look(kernels: Mapping[int, str]) -> wire.MachineStatus:
                 busy=gpu.busy,
                 processes=[
                     wire.MachineGpuProcess(
-                        holder.pid, holder.used_bytes, _owner(holder.pid), engine_of.get(holder.pid, "")
+                        holder.pid,
+                        holder.used_bytes,
+                        processes.user_of(holder.pid),
+                        engine_of.get(holder.pid, ""),
                     )
                     for holder in gpu.processes
                 ],
@@ -135,13 +138,6 @@ def _engine(
         age_s=max(0.0, time.time() - min(process.started for process in found)),
         log=found[0].log,
     )
-
-
-def _owner(pid: int) -> str:
-    try:
-        return _user(os.stat(f"/proc/{pid}").st_uid)
-    except OSError:  # of a world around this container, or hidden from this user
-        return ""
 
 
 def _user(uid: int) -> str:

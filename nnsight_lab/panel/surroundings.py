@@ -13,8 +13,6 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-import psutil
-
 from nnsight_lab.engine import gpus, processes
 
 _EVERY_S = 4.0
@@ -136,17 +134,9 @@ def _devices(engines: Mapping[int, str]) -> list[Device]:
         Device(
             gpu,
             tuple(
-                Tenant(one.pid, _owner(one.pid), one.used_bytes, engines.get(one.pid, ""))
+                Tenant(one.pid, processes.user_of(one.pid), one.used_bytes, engines.get(one.pid, ""))
                 for one in gpu.processes
             ),
         )
         for gpu in gpus.look().gpus
     ]
-
-
-def _owner(pid: int) -> str:
-    """The user a process runs as; "" where it is out of sight, as from within a container."""
-    try:
-        return str(psutil.Process(pid).username())
-    except (psutil.Error, KeyError, OSError):
-        return ""
