@@ -209,7 +209,7 @@ class Edits:
         Raises:
             EditRefused: When the name cannot be one.
         """
-        if not isinstance(name, str) or not _NAME.fullmatch(name):
+        if not named_well(name):
             raise EditRefused(
                 f"An edit needs a name, of letters, digits, '_', '-' and '.': `%%edit probe`, not {name!r}."
             )
@@ -310,6 +310,11 @@ class Edits:
         for version in self.installed():
             version.in_flight = 0
             yield REGISTER, (version.id, version.payload, version.name)
+
+
+def named_well(name: object) -> bool:
+    """Whether an edit can be called so."""
+    return isinstance(name, str) and _NAME.fullmatch(name) is not None
 
 
 def _listed(names: Any, what: str) -> list[str]:

@@ -105,6 +105,7 @@ class EngineManager:
                 )
             engine = RemoteEngine(name, url, token)
             if known is not None:
+                known.stop()
                 engine.edits.adopt(known.edits)
                 engine.saves = known.saves
             engine.start()

@@ -18,10 +18,12 @@ from nnsight_lab.engine.local import Engine
 from nnsight_lab.engine.remote_driver import RemoteDriver
 from nnsight_lab.engine.remote_tree import RemoteTree
 from nnsight_lab.engine.status import EngineStatus, StartProgress, StopReport
-from nnsight_lab.errors import EngineDied, LensRefused, RequestRefused, nearest
+from nnsight_lab.errors import EngineDied, LensRefused, RequestRefused, ServerError, nearest
 from nnsight_lab.wire.serving import EngineFacts, Served
 
 _NO_ESTIMATE = "An estimate needs an engine of this kernel's own: what is left is the server's to know."
+#: HTTP's for an edit that is installed already.
+_THERE = 409
 _TOKEN_ENVS = ("NNSIGHT_LAB_TOKEN", "JUPYTERHUB_API_TOKEN")
 
 
@@ -79,16 +81,25 @@ class RemoteEngine(Engine):
             served = self._remote.attach()
             self._remote.model = RemoteTree(served)
         except BaseException:
+            self._remote.home.close()
             self._remote.close()
             raise
+        self._remote.lapsed = self._reinstall
         self._remote.home.limits = {"memory_bytes": served.saved_bytes, "spill_bytes": 0}
         self._origin.versions = served.versions
         self.model.lab_engine = weakref.proxy(self)
         self._state = "ready"
         self._ready_at = self._touched = time.monotonic()
-        for method, args in self.edits.reinstall_steps():
-            self.rpc(method, *args)
+        self._reinstall()
         return self
+
+    def _reinstall(self) -> None:
+        for method, args in self.edits.reinstall_steps():
+            try:
+                self.rpc(method, *args)
+            except ServerError as error:
+                if error.status != _THERE:  # one that is published outlives its kernel's lease
+                    raise
 
     def stop(self) -> StopReport:
         """Let go of the server's engine, which goes on for others; this kernel's edits leave it."""

@@ -7,7 +7,6 @@ not reach for a while counts as gone.
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 import uuid
@@ -18,12 +17,11 @@ from urllib.parse import quote, urlsplit
 
 import httpx
 
-from nnsight_lab import errors
 from nnsight_lab.engine.call import Call, LabRequest
 from nnsight_lab.engine.driver import Driver
 from nnsight_lab.engine.peeks import Peeks
 from nnsight_lab.engine.remote_output import RemoteOutput
-from nnsight_lab.errors import EngineDied, Interrupted, RequestRefused, ServerError
+from nnsight_lab.errors import EngineDied, Interrupted, LabError, RequestRefused, ServerError
 from nnsight_lab.wire.codec import WireError, decode, encode
 from nnsight_lab.wire.keys import (
     BUDGET_KEY,
@@ -52,7 +50,8 @@ from nnsight_lab.wire.serving import (
     Served,
 )
 
-_CALLS = 32
+_CALLS = 256
+_QUESTIONS = 8
 _CONNECT_S = 5.0
 _ANSWER_S = 60.0
 
@@ -81,7 +80,11 @@ class RemoteDriver(Driver):
             transport=httpx.HTTPTransport(uds=socket, limits=httpx.Limits(max_connections=None)),
             trust_env=False,
         )
-        self._threads = ThreadPoolExecutor(_CALLS, thread_name_prefix="nnsight-lab-call")
+        #: Each call keeps a thread for as long as it lasts; what is asked beside them must not wait for one.
+        self._calls = ThreadPoolExecutor(_CALLS, thread_name_prefix="nnsight-lab-call")
+        self._threads = ThreadPoolExecutor(_QUESTIONS, thread_name_prefix="nnsight-lab-ask")
+        #: Called when the server let go of the lease and of what hung on it: this kernel was silent too long.
+        self.lapsed: Callable[[], object] = lambda: None
         self._under_way: dict[int, str] = {}
         #: Edits on their way; a call that is submitted after one must not overtake it.
         self._installing: set[Future[list[Any]]] = set()
@@ -116,10 +119,13 @@ class RemoteDriver(Driver):
     def _renew(self) -> None:
         while not self._ended.wait(RENEW_S):
             try:
-                self._asked("PUT", f"/leases/{self.lease}")
+                answer = self._asked("PUT", f"/leases/{self.lease}")
                 self._renewed = time.monotonic()
-            except ServerError as error:
-                if error.status in (401, 403) or time.monotonic() - self._renewed > LEASE_S:
+                if answer.status_code == httpx.codes.CREATED:
+                    self.lapsed()
+            except LabError as error:
+                status = error.status if isinstance(error, ServerError) else 0
+                if status in (401, 403) or time.monotonic() - self._renewed > LEASE_S:
                     self.cause = str(error)
                     return
 
@@ -174,6 +180,7 @@ class RemoteDriver(Driver):
                 return  # it ends by itself
 
     def close(self) -> None:
+        self._calls.shutdown(wait=False, cancel_futures=True)
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._http.close()
 
@@ -215,7 +222,7 @@ class RemoteDriver(Driver):
     def submit(self, call: Call) -> None:
         call_id = uuid.uuid4().hex[:16]
         self._under_way[id(call)] = call_id
-        self._threads.submit(self._run, call, call_id, set(self._installing))
+        self._calls.submit(self._run, call, call_id, set(self._installing))
 
     def _run(self, call: Call, call_id: str, first: set[Future[list[Any]]]) -> None:
         try:
@@ -335,12 +342,12 @@ def _messages(chunks: Iterator[bytes]) -> Iterator[bytearray]:
                 message = None
 
 
-def refused(answer: httpx.Response) -> errors.LabError:
+def refused(answer: httpx.Response) -> LabError:
     """The error of an answer that says no."""
     try:
         told = answer.json()
         text = str(told["error"]["message"] if "error" in told else told["detail"])
-    except (json.JSONDecodeError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError):
         text = answer.text[:200] or answer.reason_phrase
     after = answer.headers.get("retry-after", "")
     when = f" Try again in {after} s." if after else ""

@@ -128,6 +128,7 @@ def run(model: str, flags: Sequence[str], settings: Settings) -> None:
         raise ServeRefused("This package is not installed: pip install nnsight-lab (or pip install -e .).")
     if not settings.hub:
         settings.identity()  # what is wrong with a token is said before a model is loaded
+    homecoming.reclaim()
     prepare(settings, os.environ)
     import uvloop
     from vllm.entrypoints.launchers.api_server.entry import run_server

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
 from functools import partial
@@ -50,6 +51,23 @@ class OpenCall(NamedTuple):
     over: Callable[[], Awaitable[None]]
 
 
+class Held:
+    """A place in the books, given up once, however often that is asked for.
+
+    Args:
+        over: What gives it up.
+    """
+
+    def __init__(self, over: Callable[[], None]) -> None:
+        self._over: Callable[[], None] | None = over
+
+    def let_go(self) -> None:
+        """Give it up."""
+        over, self._over = self._over, None
+        if over is not None:
+            over()
+
+
 def asking() -> User:
     """Who sends the request that this task answers.
 
@@ -75,6 +93,7 @@ class Desk:
         self.ledger = Ledger(limits)
         self.driver = ServedDriver(asyncio.get_running_loop(), llm)
         self._loras = loras
+        self._vocabulary = int(llm.vllm_config.model_config.get_vocab_size())
         self._ending: set[asyncio.Future[None]] = set()
         self._sweeping = asyncio.create_task(self._sweep())
 
@@ -126,9 +145,9 @@ class Desk:
         lease = self.ledger.lease(user, asked.lease)
         edits = [self.ledger.named(user, one.edits) for one in asked.requests]
         requests = [self._request(one, mine) for one, mine in zip(asked.requests, edits, strict=True)]
-        self.ledger.begin(user, len(requests))
-        flat = [edit for mine in edits for edit in mine]
-        self.ledger.hold(flat)
+        held = self._held(
+            user, sum(one.params.n for one in requests), [edit for mine in edits for edit in mine]
+        )
         call = Call(requests, live=asked.live)
         lease.calls[asked.id] = partial(self.driver.abort, call)
 
@@ -141,8 +160,7 @@ class Desk:
                 lease.requests.pop(one, None)
             if not call.future.done():
                 await asyncio.wrap_future(self.driver.abort(call))
-            self.ledger.end(user, len(requests))
-            await self._forget(self.ledger.let_go(flat))
+            held.let_go()
 
         return OpenCall(self._messages(call), over)
 
@@ -174,7 +192,7 @@ class Desk:
             raise Refused(400, str(refused)) from None
         self._bound(params, asked.save_budget, [e.registration for e in edits], asked.block)
         return LabRequest(
-            asked.prompt,
+            self._prompt(asked.prompt),
             params,
             # Only whether there are any matters here: the books hold them.
             edits=tuple(edits),  # type: ignore[arg-type]
@@ -182,6 +200,23 @@ class Desk:
             wants_result=asked.wants_result,
             lora_request=self._lora(asked.lora),
         )
+
+    def _prompt(self, prompt: Any) -> Any:
+        """A prompt that the engine survives: text, or ids of tokens that there are.
+
+        Raises:
+            Refused: It is neither.
+        """
+        if isinstance(prompt, str) and prompt:
+            return prompt
+        if isinstance(prompt, dict) and len(prompt) == 1:
+            text, ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
+            if isinstance(text, str) and text:
+                return prompt
+            there = range(self._vocabulary)
+            if isinstance(ids, list) and ids and all(type(one) is int and one in there for one in ids):
+                return prompt
+        raise Refused(400, "A prompt is text, or ids of tokens that the model has; nothing else is served.")
 
     def _bound(self, params: Any, budget: int | None, edits: list[str], block: bytes | None) -> None:
         """Put blocks and limits on a request, whatever it came with."""
@@ -254,14 +289,34 @@ class Desk:
         edits = self.ledger.chosen(user, extra.get(OPENAI_EDITS))
         params = params.clone()
         self._bound(params, None, [edit.registration for edit in edits], None)
-        self.ledger.begin(user)
+        held = self._held(user, params.n, edits)
+        stream = self._openai(user, edits, held, generate, prompt, params, request_id, settings)
+        # A generator that nobody begins has no end of its own: of several prompts, one may be refused.
+        weakref.finalize(stream, held.let_go).atexit = False
+        return stream
+
+    def _held(self, user: User, count: int, edits: Sequence[ServedEdit]) -> Held:
+        """A request's place in the books, until it is let go.
+
+        Raises:
+            Refused: Its owner has too many.
+        """
+        self.ledger.begin(user, count)
         self.ledger.hold(edits)
-        return self._openai(user, edits, generate, prompt, params, request_id, settings)
+
+        def over() -> None:
+            self.ledger.end(user, count)
+            gone = self.ledger.let_go(edits)
+            if gone:
+                self.driver.rpc(CLEAR, [edit.registration for edit in gone])
+
+        return Held(over)
 
     async def _openai(
         self,
         user: User,
         edits: Sequence[ServedEdit],
+        held: Held,
         generate: Any,
         prompt: Any,
         params: Any,
@@ -281,19 +336,18 @@ class Desk:
                 yield output
         finally:
             # A task of its own: a client that left cancels this one, at every await anew.
-            ending = asyncio.ensure_future(self._end(user, edits, stream, None if collected else request_id))
+            ending = asyncio.ensure_future(self._end(held, stream, None if collected else request_id))
             self._ending.add(ending)
             ending.add_done_callback(self._ending.discard)
 
-    async def _end(self, user: User, edits: Sequence[ServedEdit], stream: Any, left: str | None) -> None:
+    async def _end(self, held: Held, stream: Any, left: str | None) -> None:
         """A request is over; ``left`` names it where its saves are still in the workers."""
         try:
             await stream.aclose()  # first: what is freed before the abort may be written again
             if left is not None:
                 await self.driver.free([left])
         finally:
-            self.ledger.end(user)
-            await self._forget(self.ledger.let_go(edits))
+            held.let_go()
 
     def _keep(self, user: User, request: LabRequest) -> None:
         saves = request.saves

@@ -7,10 +7,11 @@ vLLM's handlers read it, and so is its token.
 
 from __future__ import annotations
 
-import json
 import uuid
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
+
+from starlette.responses import JSONResponse
 
 from nnsight_lab.server.desk import asker
 from nnsight_lab.server.identity import Identity
@@ -56,7 +57,7 @@ class Guard:
                 raise Refused(404, "Only HTTP is served.")
             scope, receive = await self._let_in(scope, receive)
         except Refused as refused:
-            await _refuse(send, refused)
+            await refusal(refused)(scope, receive, send)
             return
         answer = _Answer(send)
         try:
@@ -64,7 +65,7 @@ class Guard:
         except Refused as refused:
             if answer.began:
                 raise
-            await _refuse(send, refused)
+            await refusal(refused)(scope, receive, send)
 
     async def _let_in(self, scope: Scope, receive: Receive) -> tuple[Scope, Receive]:
         path = str(scope["path"])
@@ -133,14 +134,10 @@ def _limited(headers: list[tuple[bytes, bytes]], receive: Receive, most: int) ->
     return limited
 
 
-async def _refuse(send: Send, refused: Refused) -> None:
-    body = json.dumps(
-        {"error": {"message": refused.text, "code": refused.status, "type": "refused"}}
-    ).encode()
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+def refusal(refused: Refused) -> JSONResponse:
+    """A refusal as OpenAI's clients read one: in any other form they show its number and no word of it."""
+    told = {"message": refused.text, "code": refused.status, "type": "refused", "param": None}
+    headers = dict(refused.headers or {})
     if refused.status == 401:
-        headers.append((b"www-authenticate", b"Bearer"))
-    if refused.retry_after_s is not None:
-        headers.append((b"retry-after", str(max(1, round(refused.retry_after_s))).encode()))
-    await send({"type": "http.response.start", "status": refused.status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+        headers["WWW-Authenticate"] = "Bearer"
+    return JSONResponse({"error": told}, refused.status, headers)

@@ -13,8 +13,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from nnsight_lab.engine.edits import named_well
 from nnsight_lab.server.identity import User
 from nnsight_lab.server.limits import Limits, Refused, not_found, too_large, too_many
+from nnsight_lab.wire.keys import TRACE_BLOCK
 from nnsight_lab.wire.serving import LEASE_S, EditAsked
 
 
@@ -70,7 +72,6 @@ class Lease:
 class Kept:
     """What an OpenAI request saved, until somebody fetches it."""
 
-    owner: str
     saves: Any
     nbytes: int
     expires: float
@@ -83,22 +84,25 @@ class Ledger:
         self.limits = limits
         self._clock = clock
         self._edits: dict[str, dict[str, ServedEdit]] = defaultdict(dict)
-        self._leases: dict[str, Lease] = {}
-        self._kept: OrderedDict[str, Kept] = OrderedDict()
+        #: By owner and id: put together in one text, an owner could spell another's.
+        self._leases: dict[tuple[str, str], Lease] = {}
+        #: By owner, the oldest first, and how much that is.
+        self._kept: dict[str, OrderedDict[str, Kept]] = defaultdict(OrderedDict)
+        self._kept_bytes: dict[str, int] = defaultdict(int)
         self._running: dict[str, int] = defaultdict(int)
         #: Saves that nobody fetched in time.
         self.forgotten = 0
 
     # -- leases ----------------------------------------------------------------------------------
 
-    def open_lease(self, user: User, lease: str) -> Lease:
-        """Begin or renew a lease."""
-        key = f"{user.name}/{lease}"
-        found = self._leases.get(key)
+    def open_lease(self, user: User, lease: str) -> bool:
+        """Begin or renew a lease; whether it was not there: what hung on one before is gone."""
+        found = self._leases.get((user.name, lease))
+        new = found is None
         if found is None:
-            found = self._leases[key] = Lease(lease, user.name, 0.0)
+            found = self._leases[user.name, lease] = Lease(lease, user.name, 0.0)
         found.expires = self._clock() + LEASE_S
-        return found
+        return new
 
     def lease(self, user: User, lease: str) -> Lease:
         """A lease that holds.
@@ -106,14 +110,14 @@ class Ledger:
         Raises:
             Refused: It ended, or is another's.
         """
-        found = self._leases.get(f"{user.name}/{lease}")
+        found = self._leases.get((user.name, lease))
         if found is None:
             raise not_found("lease")
         return found
 
     def end_lease(self, owner: str, lease: str) -> list[ServedEdit]:
         """Abort what hangs on a lease; returns edits to take off the workers."""
-        found = self._leases.pop(f"{owner}/{lease}", None)
+        found = self._leases.pop((owner, lease), None)
         if found is None:
             return []
         for abort in list(found.calls.values()):
@@ -136,6 +140,8 @@ class Ledger:
         """
         if len(asked.payload) > self.limits.block_bytes:
             raise too_large(len(asked.payload), self.limits.block_bytes, "The block with what it reads")
+        if asked.scoped != (asked.name == TRACE_BLOCK) or not named_well(asked.name):
+            raise Refused(400, f"An edit cannot be called {asked.name!r:.80}.")
         self.lease(user, asked.lease)
         mine = self._edits[user.name]
         if asked.id in mine:
@@ -277,17 +283,11 @@ class Ledger:
 
     def keep(self, user: User, request_id: str, saves: Any, nbytes: int) -> None:
         """Keep what a request saved until it is fetched, or too old, or too much."""
-        self._kept[f"{user.name}/{request_id}"] = Kept(
-            user.name, saves, nbytes, self._clock() + self.limits.kept_s
-        )
-        mine = sum(kept.nbytes for kept in self._kept.values() if kept.owner == user.name)
-        for key, kept in list(self._kept.items()):
-            if mine <= self.limits.kept_bytes:
-                break
-            if kept.owner == user.name:
-                del self._kept[key]
-                mine -= kept.nbytes
-                self.forgotten += 1
+        self.drop_kept(user, request_id)
+        self._kept[user.name][request_id] = Kept(saves, nbytes, self._clock() + self.limits.kept_s)
+        self._kept_bytes[user.name] += nbytes
+        while self._kept_bytes.get(user.name, 0) > self.limits.kept_bytes:
+            self._forget_oldest(user.name)
 
     def kept(self, user: User, request_id: str) -> Any:
         """What a request of this user saved.
@@ -295,21 +295,36 @@ class Ledger:
         Raises:
             Refused: Nothing is kept of such a request of theirs.
         """
-        found = self._kept.get(f"{user.name}/{request_id}")
+        mine = self._kept.get(user.name)
+        found = None if mine is None else mine.get(request_id)
         if found is None:
             raise not_found("request with saves")
         return found.saves
 
     def drop_kept(self, user: User, request_id: str) -> None:
         """Forget them; unknown ids are harmless."""
-        self._kept.pop(f"{user.name}/{request_id}", None)
+        mine = self._kept.get(user.name)
+        found = None if mine is None else mine.pop(request_id, None)
+        if found is not None:
+            self._kept_bytes[user.name] -= found.nbytes
+            self._tidy(user.name)
 
     def sweep(self) -> None:
         """Forget saves that are too old."""
         now = self._clock()
-        while self._kept and next(iter(self._kept.values())).expires < now:
-            self._kept.popitem(last=False)
-            self.forgotten += 1
+        for owner in list(self._kept):
+            while owner in self._kept and next(iter(self._kept[owner].values())).expires < now:
+                self._forget_oldest(owner)
+
+    def _forget_oldest(self, owner: str) -> None:
+        _, kept = self._kept[owner].popitem(last=False)
+        self._kept_bytes[owner] -= kept.nbytes
+        self.forgotten += 1
+        self._tidy(owner)
+
+    def _tidy(self, owner: str) -> None:
+        if not self._kept[owner]:
+            del self._kept[owner], self._kept_bytes[owner]
 
     def figures(self) -> dict[str, Any]:
         """The books in figures."""
@@ -317,7 +332,7 @@ class Ledger:
             "edits": sum(len(mine) for mine in self._edits.values()),
             "leases": len(self._leases),
             "requests": sum(self._running.values()),
-            "kept": len(self._kept),
-            "kept_bytes": sum(kept.nbytes for kept in self._kept.values()),
+            "kept": sum(map(len, self._kept.values())),
+            "kept_bytes": sum(self._kept_bytes.values()),
             "forgotten": self.forgotten,
         }

@@ -16,7 +16,9 @@ from nnsight_lab.engine.facts import facts
 from nnsight_lab.server.command import Settings
 from nnsight_lab.server.describe import served
 from nnsight_lab.server.desk import Desk
+from nnsight_lab.server.guard import refusal
 from nnsight_lab.server.identity import User
+from nnsight_lab.server.limits import Refused
 from nnsight_lab.server.routes import router
 from nnsight_lab.wire.codec import decode
 from nnsight_lab.wire.keys import DESCRIBE
@@ -58,8 +60,9 @@ class LabPlugin:
         self._settings = Settings.of_environment(os.environ)
 
     def attach_router(self, app: Any) -> None:
-        """Attach routes; the guard is a middleware of its own."""
+        """Attach routes, and the form of refusals; the guard is a middleware of its own."""
         app.include_router(router)
+        app.add_exception_handler(Refused, lambda _, refused: refusal(refused))
 
     async def init_state(self, engine_client: Any, state: Any, args: Any) -> None:
         """The engine is there."""

@@ -56,9 +56,9 @@ async def health(request: Request) -> Response:
 
 @router.put("/leases/{lease}")
 async def renew(lease: str, request: Request) -> Response:
-    """Begin a lease, or say that its kernel is still there."""
-    _desk(request).ledger.open_lease(asking(), lease)
-    return Response(status_code=204)
+    """Begin a lease (201), or say that its kernel is still there (204)."""
+    new = _desk(request).ledger.open_lease(asking(), lease)
+    return Response(status_code=201 if new else 204)
 
 
 @router.delete("/leases/{lease}")

@@ -64,6 +64,37 @@ def test_an_owner_cannot_spell_anothers_registration(ledger):
     assert len(registrations) == 2
 
 
+def test_an_owner_cannot_spell_anothers_lease_or_saves(ledger):
+    sly = User("alice/x")
+    ledger.open_lease(sly, "kernel")
+    with pytest.raises(Refused):
+        ledger.lease(ALICE, "x/kernel")
+    assert ledger.end_lease("alice", "x/kernel") == []
+    assert ledger.lease(sly, "kernel").owner == "alice/x"
+    ledger.keep(sly, "r", "theirs", 10)
+    with pytest.raises(Refused):
+        ledger.kept(ALICE, "x/r")
+    ledger.drop_kept(ALICE, "x/r")
+    assert ledger.kept(sly, "r") == "theirs"
+
+
+@pytest.mark.parametrize("name", ["", "trace", "a b", "../x", "x" * 101, "1st"])
+def test_a_name_that_no_edit_can_have_is_refused(ledger, name):
+    with pytest.raises(Refused, match="An edit cannot be called"):
+        ledger.add_edit(ALICE, edit(name))
+
+
+def test_only_a_traces_block_is_scoped(ledger):
+    with pytest.raises(Refused):
+        ledger.add_edit(ALICE, edit("probe", scoped=True))
+
+
+def test_a_lease_that_was_let_go_of_is_told_when_it_is_renewed(ledger):
+    assert not ledger.open_lease(ALICE, "kernel")
+    ledger.end_lease("alice", "kernel")
+    assert ledger.open_lease(ALICE, "kernel")
+
+
 def test_an_edit_in_flight_stays_until_its_last_request(ledger):
     one = ledger.add_edit(ALICE, edit())
     ledger.hold([one])
@@ -139,8 +170,12 @@ def test_kept_saves_are_bounded_by_bytes_and_age(ledger, clock):
     assert (ledger.kept(ALICE, "r1"), ledger.kept(BOB, "r0")) == (1, "bob's")
     clock.now += 11
     ledger.sweep()
-    assert ledger.figures()["kept"] == 0
+    assert (ledger.figures()["kept"], ledger.figures()["kept_bytes"]) == (0, 0)
     assert ledger.forgotten == 4
+    ledger.keep(ALICE, "too much", "x", 101)  # it does not fit by itself
+    ledger.keep(ALICE, "twice", 1, 60)
+    ledger.keep(ALICE, "twice", 2, 60)
+    assert (ledger.kept(ALICE, "twice"), ledger.figures()["kept_bytes"]) == (2, 60)
 
 
 def test_short_tokens_are_refused():

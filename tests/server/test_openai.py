@@ -169,3 +169,29 @@ def test_a_priority_cannot_be_said(server):
         done = http.post("/v1/completions", json=ASKED, headers=headers)
         assert done.status_code == 200
         assert "mine" not in done.json()["id"]
+
+
+def test_a_request_that_never_begins_counts_no_more(attach, client, server):
+    """Of several prompts one is refused: the others were counted, and never run."""
+    engine = attach()
+    edit = mute(engine)
+    for prompts in (["One"] * 65, ["One", "word " * 4000]):
+        with pytest.raises(openai.APIStatusError):
+            client.completions.create(**{**ASKED, "prompt": prompts})
+    until(lambda: server.figures()["requests"] == 0, 5, "none is counted")
+    edit.clear()
+    until(lambda: server.figures()["edits"] == 0, 5, "and none holds the edit")
+    assert client.completions.create(**ASKED).choices[0].text == PARIS
+
+
+def test_answers_count_as_requests_do(client):
+    with pytest.raises(openai.APIStatusError, match="at most 64 requests here, not 65"):
+        client.completions.create(**{**ASKED, "temperature": 0.8}, n=65)
+
+
+@pytest.mark.parametrize("prompt", [[-1], [10**9], [2**70], [[-5, 3]], [1.5], {"a": 1}, 5, [], [None], True])
+def test_a_prompt_of_any_other_kind_is_refused_and_the_engine_goes_on(server, client, prompt):
+    with server.http() as http:
+        answer = http.post("/v1/completions", json={**ASKED, "prompt": prompt})
+        assert 400 <= answer.status_code < 600
+    assert client.completions.create(**ASKED).choices[0].text == PARIS

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import nnsight_lab as lab
+from nnsight_lab.engine import remote_driver
 from nnsight_lab.engine.call import Call
 from nnsight_lab.engine.peeks import Peeks
 from nnsight_lab.errors import (
@@ -215,6 +216,52 @@ def test_what_one_user_may_have_is_bounded_and_said(attach, server):
     with pytest.raises(ServerError, match="A call has at most 64 requests here, not 65"):
         engine.generate(["One"] * 65, max_tokens=1, edits=[])
     assert len(engine.generate(["One"] * 64, max_tokens=1, edits=[])) == 64
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        *([one] for one in (-1, 10**9, 2**70, 1.5, True, None, "a")),
+        *({"prompt": one} for one in ("", 5, None)),
+        {"prompt_token_ids": [1], "multi_modal_data": {"image": torch.zeros(2)}},
+        {"prompt_embeds": torch.zeros(3, 5)},
+        5,
+        None,
+        torch.zeros(3),
+    ],
+)
+def test_a_prompt_of_any_other_kind_is_refused_and_the_engine_goes_on(attach, prompt):
+    engine = attach()
+    asked = {"prompt_token_ids": prompt} if isinstance(prompt, list) else prompt
+    request = engine.request("One", {"max_tokens": 1}, ())
+    request.prompt = asked
+    call = Call([request])
+    engine._driver.submit(call)
+    with pytest.raises(RequestRefused, match="A prompt is text, or ids of tokens that the model has"):
+        call.future.result(timeout=30)
+    assert text_of(engine) == PARIS
+
+
+def test_an_interrupt_reaches_the_server_however_many_calls_run(attach, server):
+    engine = attach()
+    calls = [Call([engine.request("Once", {"max_tokens": 900, "ignore_eos": True}, ())]) for _ in range(40)]
+    for call in calls:
+        engine.submit(call)
+    until(lambda: server.figures()["requests"] == 40, 30, "all of them")
+    assert engine.abort_all() == 40
+    until(lambda: server.figures()["requests"] == 0, 10, "none left")
+    assert text_of(engine) == PARIS
+
+
+def test_a_kernel_that_was_silent_too_long_has_its_edits_back(attach, server, monkeypatch):
+    monkeypatch.setattr(remote_driver, "RENEW_S", 0.3)
+    engine = attach()
+    mute(engine)
+    with server.http("alice") as http:
+        assert http.delete(f"{PREFIX}/leases/{engine._remote.lease}").status_code == 204
+    until(lambda: server.figures()["edits"] == 1, 10, "the edit is back")
+    assert text_of(engine) != PARIS
+    assert text_of(engine, edits=[]) == PARIS
 
 
 def test_a_lens_is_read_on_the_server_and_what_cannot_be_is_refused(attach):
