@@ -145,7 +145,7 @@ def test_stop_restart_list_and_log(run: Any, shell: Any, lab: fakes.Lab) -> None
     ("line", "said"),
     [
         ("%engine strat demo", "Did you mean 'start'? Write: %engine start MODEL"),
-        ("%engine frobnicate", "Write: %engine start|status|stop|restart|sleep|wake|list|log"),
+        ("%engine frobnicate", "Write: %engine start|attach|status|stop|restart|sleep|wake|list|log"),
         ("%engine start", "takes one model. Write: %engine start MODEL"),
         ("%engine start a b", "takes one model; got a, b"),
         ("%engine start demo --restrat", "Did you mean '--restart'?"),
