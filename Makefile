@@ -39,8 +39,7 @@ lab: $(STAMP) $(WIDGETS)  ## open the quickstart notebook in JupyterLab
 
 test: $(STAMP) $(WIDGETS)  ## run every test (ARGS='-k name' chooses)
 	@if grep -rqs 'mark\.browser' tests; then scripts/setup.sh browser; fi
-	@rm -rf .pytest_cache
-	$(BIN)/python -m pytest $(ARGS) || $(BIN)/python scripts/again.py
+	$(BIN)/python $(if $(ARGS),-m pytest $(ARGS),scripts/run_tests.py)
 
 check: $(STAMP) $(WIDGETS)  ## format, lint, types, room order, house rules
 	$(BIN)/ruff format --check .

@@ -236,9 +236,16 @@ class Notebook:
 
     @property
     def idle(self) -> bool:
-        """Whether its kernel is."""
-        status = "jupyterapp.shell.currentWidget.sessionContext.session?.kernel?.status"
-        return bool(self.page.evaluate(status) == "idle")
+        """Whether its kernel is, and no cell is on its way to it, of which the page hears later."""
+        return bool(
+            self.page.evaluate(
+                """(() => {
+                    const notebook = jupyterapp.shell.currentWidget;
+                    return notebook.sessionContext.session?.kernel?.status === 'idle' &&
+                        ![...notebook.content.model.cells].some(cell => cell.executionState === 'running');
+                })()"""
+            )
+        )
 
     def errors(self) -> list[str]:
         """Every error that an output holds, without colours."""
@@ -262,9 +269,14 @@ class Notebook:
         )
 
     def run(self, source: str) -> None:
-        """In a new cell at the end, by the keyboard; does not wait."""
+        """In a new cell at the end, by the keyboard; waits until it is sent, not for its end."""
         self.write(source)
         self.page.keyboard.press("Control+Enter")
+        sent = """(() => {
+            const cell = [...jupyterapp.shell.currentWidget.content.model.cells].at(-1);
+            return cell.executionState === 'running' || cell.executionCount !== null;
+        })()"""
+        wait_until(lambda: self.page.evaluate(sent), 20, "the cell on its way")
 
     def write(self, source: str) -> None:
         """A new cell at the end."""
@@ -286,8 +298,19 @@ class Notebook:
         limits how long an evaluation of a page may take.
         """
         before = file.stat().st_mtime_ns
+
+        def written() -> bool:
+            # The server writes into the file itself: for a moment it is new and empty, or half there.
+            if file.stat().st_mtime_ns == before:
+                return False
+            try:
+                json.loads(file.read_text())
+            except ValueError:
+                return False
+            return True
+
         self.page.evaluate("void jupyterapp.commands.execute('docmanager:save')")
-        wait_until(lambda: file.stat().st_mtime_ns > before, limit_s, f"a saved {file.name}")
+        wait_until(written, limit_s, f"a saved {file.name}")
 
     def photograph(self, name: str, folder: Path, selector: str) -> None:
         """The cell that holds ``selector``, and what is around it."""

@@ -156,6 +156,11 @@ def test_a_stopped_engine_leaves_no_shared_memory_behind(one_engine, mode, llama
     assert kept.equal(copy)
     engine.saves.clear()
     del kept
-    gc.collect()
-    assert slabs_mapped() == []
+
+    def held() -> list[str]:
+        gc.collect()
+        return [name for name in slabs_mapped() if engine.id in name]
+
+    # The store's thread may be looking at what is dropped.
+    until(lambda: not held(), 5, "a stopped engine's memory is still mapped")
     assert not [name for name in os.listdir("/dev/shm") if engine.id in name]

@@ -1,4 +1,4 @@
-"""A real server on the demo model, with three users; one for all tests of this folder."""
+"""A real server on the demo model, with several users; one for all tests of this folder."""
 
 from __future__ import annotations
 
@@ -24,6 +24,9 @@ from nnsight_lab.wire.serving import PREFIX
 TOKENS = {
     "alice": "alice-0123456789abcdef",
     "bob": "bob-0123456789abcdef",
+    "carol": "carol-0123456789abcdef",
+    "dan": "dan-0123456789abcdef",
+    "eve": "eve-0123456789abcdef",
     "*root": "root-0123456789abcdef",
 }
 START_S = 300
