@@ -13,9 +13,10 @@ from typing import Any
 
 from starlette.responses import JSONResponse
 
+from nnsight_lab.server.body import limited
 from nnsight_lab.server.desk import asker
 from nnsight_lab.server.identity import Identity
-from nnsight_lab.server.limits import Limits, Refused, too_large
+from nnsight_lab.server.limits import Limits, Refused
 from nnsight_lab.wire.serving import PREFIX
 
 Scope = MutableMapping[str, Any]
@@ -92,7 +93,7 @@ class Guard:
         if path not in _SERVED and path not in _ADMIN and not path.startswith(f"{PREFIX}/"):
             raise Refused(404, "Not served here.")
         asker.set(user)
-        return scope, _limited(headers, receive, self._limits.body_bytes)
+        return scope, limited(headers, receive, self._limits)
 
 
 class _Answer:
@@ -114,24 +115,6 @@ def _token(headers: list[tuple[bytes, bytes]]) -> str:
             if kind.lower() in ("bearer", "token"):
                 return token.strip()
     return ""
-
-
-def _limited(headers: list[tuple[bytes, bytes]], receive: Receive, most: int) -> Receive:
-    """The request's body, up to a number of bytes, whatever its header says."""
-    said = next((value for name, value in headers if name.lower() == b"content-length"), b"0")
-    if said.isdigit() and int(said) > most:
-        raise too_large(int(said), most, "The request")
-    seen = 0
-
-    async def limited() -> MutableMapping[str, Any]:
-        nonlocal seen
-        message = await receive()
-        seen += len(message.get("body") or b"")
-        if seen > most:
-            raise too_large(seen, most, "The request")
-        return message
-
-    return limited
 
 
 def refusal(refused: Refused) -> JSONResponse:

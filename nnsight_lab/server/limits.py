@@ -18,6 +18,7 @@ class Limits:
         edits: Installed edits, trace blocks over many prompts not counted.
         block_bytes: Size of one block with the values that it reads.
         body_bytes: Size of one HTTP request.
+        body_s: How long its body may take, seconds; a long one longer.
         saved_bytes: What one request may save.
         kept_bytes: What a user's saves of OpenAI requests may take until they are fetched.
         kept_s: How long they are kept.
@@ -28,6 +29,7 @@ class Limits:
     edits: int = 64
     block_bytes: int = 64 * 2**20
     body_bytes: int = 256 * 2**20
+    body_s: float = 30.0
     saved_bytes: int = 4 * 2**30
     kept_bytes: int = 2**30
     kept_s: float = 120.0

@@ -123,7 +123,9 @@ def gone(processes: list[psutil.Process], within_s: float) -> list[psutil.Proces
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """The server that all tests share."""
-    found = start(tmp_path_factory.mktemp("server"), "--limit=edits=8", "--limit=requests=64")
+    found = start(
+        tmp_path_factory.mktemp("server"), "--limit=edits=8", "--limit=requests=64", "--limit=body_s=6"
+    )
     yield found
     processes = found.processes()
     found.process.send_signal(signal.SIGTERM)
