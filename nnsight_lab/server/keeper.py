@@ -137,7 +137,6 @@ class Keeper:
         self._notice()
         if CONDITION.ending:
             return
-        self._known = False
         cause = self._cause
         now = time.monotonic()
         self._deaths.append(now)
@@ -157,11 +156,12 @@ class Keeper:
             self._put(await self._build())
         except Exception as error:
             note("engine not started", error=f"{type(error).__name__}: {error}")
-            return  # it is dead still, and counts once more
+            self._known = False  # it is dead still, and counts once more
+            return
         for edit in self._desk.ledger.installed():
             with contextlib.suppress(Exception):
                 await self._llm.collective_rpc(REGISTER, args=(edit.registration, edit.payload, edit.name))
-        self._seen, self._moved = None, time.monotonic()
+        self._seen, self._moved, self._known = None, time.monotonic(), False
         CONDITION.start_s = time.monotonic() - began
         CONDITION.ready()
         note("engine started again", took_s=round(CONDITION.start_s, 1))
