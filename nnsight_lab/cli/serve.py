@@ -12,9 +12,10 @@ from typing import Any
 from nnsight_lab.errors import ServeRefused, nearest
 
 _TOKEN_ENV = "NNSIGHT_LAB_TOKEN"
+_LEAST = 16
 _LIMITS = (
     "what one user may have: requests, edits, block_bytes, body_bytes, saved_bytes, kept_bytes, kept_s, "
-    "max_tokens"
+    "max_tokens, n, running, tokens_per_minute, blocks_bytes"
 )
 
 
@@ -37,6 +38,28 @@ def add_parser(sub: Any) -> None:
     parser.add_argument("--hub", action="store_true", help="users are those of the JupyterHub it serves")
     parser.add_argument("--admin-group", action="append", default=[], metavar="GROUP", help="may publish")
     parser.add_argument("--limit", action="append", default=[], metavar="NAME=N", help=_LIMITS)
+    parser.add_argument(
+        "--metrics-token", type=Path, metavar="FILE", help="a token in a file that may read /metrics, no more"
+    )
+    parser.add_argument(
+        "--drain-s", type=seconds, default=30.0, metavar="S", help="requests may go on so long after SIGTERM"
+    )
+    parser.add_argument(
+        "--step-limit",
+        type=seconds,
+        default=60.0,
+        metavar="S",
+        help="a block that holds a step up longer is ended",
+    )
+    parser.add_argument(
+        "--restarts", type=int, default=3, metavar="N", help="of an engine that died, within ten minutes"
+    )
+    parser.add_argument(
+        "--sleep-after",
+        type=seconds,
+        metavar="S",
+        help="an engine idle that long frees its GPU until it is asked",
+    )
     parser.set_defaults(run=run, takes_more=True)
 
 
@@ -63,10 +86,35 @@ def run(arguments: argparse.Namespace) -> int:
         hub=arguments.hub,
         admins=tuple(arguments.admin_group),
         limits=_limits(arguments.limit),
+        metrics_token=_metrics_token(arguments.metrics_token),
+        drain_s=arguments.drain_s,
+        step_limit_s=arguments.step_limit,
+        restarts=arguments.restarts,
+        sleep_after_s=arguments.sleep_after,
         prefix=os.environ.get("JUPYTERHUB_SERVICE_PREFIX", "") if arguments.hub else "",
     )
     serve(arguments.model, flags, settings)
     return 0
+
+
+def seconds(text: str) -> float:
+    """A number of seconds, from 0."""
+    value = float(text)
+    if not 0 <= value < float("inf"):
+        raise ValueError
+    return value
+
+
+def _metrics_token(path: Path | None) -> str:
+    if path is None:
+        return ""
+    try:
+        token = path.read_text().strip()
+    except OSError as error:
+        raise ServeRefused(f"{path} cannot be read: {error}") from None
+    if len(token) < _LEAST:
+        raise ServeRefused(f"{path} should hold a token of at least {_LEAST} characters, and nothing else.")
+    return token
 
 
 def _private(flags: list[str]) -> None:

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Coroutine
+from collections.abc import AsyncIterator, Coroutine
 from concurrent.futures import Future
 from typing import Any
 
@@ -62,6 +62,13 @@ class LoopDriver(Driver):
         else:
             call.resolve()
 
+    def stream(self, request: LabRequest) -> AsyncIterator[Any]:
+        """VLLM's outputs of a request."""
+        stream: AsyncIterator[Any] = self._llm.generate(
+            request.prompt, request.params, request.id, lora_request=request.lora_request
+        )
+        return stream
+
     async def _request(self, call: Call, index: int) -> None:
         from vllm.sampling_params import RequestOutputKind
 
@@ -70,8 +77,7 @@ class LoopDriver(Driver):
         params.output_kind = RequestOutputKind.CUMULATIVE if call.live else RequestOutputKind.FINAL_ONLY
         collected = False
         try:
-            stream = self._llm.generate(request.prompt, params, request.id, lora_request=request.lora_request)
-            async for output in stream:
+            async for output in self.stream(request):
                 call.took(index, output)
                 if call.peeks is not None and not index and not output.finished and call.peeks.due():
                     # Beside the tokens, which do not wait for it.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -50,6 +50,8 @@ from nnsight_lab.wire.serving import (
     Served,
 )
 
+#: HTTP's for one who asks too much at once.
+_TOO_MANY = 429
 _CALLS = 256
 _QUESTIONS = 8
 _CONNECT_S = 5.0
@@ -237,8 +239,23 @@ class RemoteDriver(Driver):
         call.resolve(None if call.aborted.is_set() else error)
 
     def _exchange(self, call: Call, call_id: str) -> None:
-        asked = CallAsked(call_id, self.lease, tuple(map(_asked_of, call.requests)), call.live)
-        body = encode(asked)
+        """Send a call; one of more requests than the server takes at once, in pieces, one after the other."""
+        most = 0 if self.served is None else self.served.requests
+        ranges = pieces([request.params.n for request in call.requests], most)
+        for start, stop in ranges:
+            while not call.aborted.is_set():
+                try:
+                    self._send_piece(call, call_id, start, stop)
+                    break
+                except ServerError as error:
+                    # Beside other calls of this user a piece waits; a call that is one piece is refused.
+                    if error.status != _TOO_MANY or len(ranges) == 1:
+                        raise
+                    call.aborted.wait(error.retry_after_s or 1.0)
+
+    def _send_piece(self, call: Call, call_id: str, start: int, stop: int) -> None:
+        requests = tuple(map(_asked_of, call.requests[start:stop]))
+        body = encode(CallAsked(call_id, self.lease, requests, call.live))
         try:
             with self._http.stream(
                 "POST",
@@ -251,23 +268,24 @@ class RemoteDriver(Driver):
                     answer.read()
                     raise refused(answer)
                 for message in _messages(answer.iter_raw()):
-                    if self._took(call, decode(message)):
+                    if self._took(call, start, decode(message)):
                         return
         except httpx.HTTPError as error:
             raise unreachable(self.url, error) from None
         raise ServerError(f"{self.url} ended its answer before the call was over.")
 
-    def _took(self, call: Call, seen: Any) -> bool:
-        """Take one message; whether it was the last."""
+    def _took(self, call: Call, start: int, seen: Any) -> bool:
+        """Take one message of the piece that begins at request ``start``; whether it was the last."""
         if type(seen) is OutputSeen:
-            output = RemoteOutput.of(call.requests[seen.place].id, seen)
-            call.took(seen.place, output)
+            place = start + seen.place
+            output = RemoteOutput.of(call.requests[place].id, seen)
+            call.took(place, output)
             if seen.finished:
                 self.finished(output)
-            elif call.peeks is not None and not seen.place and call.peeks.due():
+            elif call.peeks is not None and not place and call.peeks.due():
                 self._peek(call.peeks, call.requests[0].id)
         elif type(seen) is SavesSeen:
-            call.requests[seen.place].saves = seen.saves
+            call.requests[start + seen.place].saves = seen.saves
         elif type(seen) is CallOver:
             if seen.error == Interrupted.__name__:
                 call.aborted.set()
@@ -301,6 +319,23 @@ class RemoteDriver(Driver):
                 self._asked("DELETE", f"/leases/{self.lease}/calls/{call_id}")
 
         return self._threads.submit(ask)
+
+
+def pieces(weights: Sequence[int], most: int) -> list[tuple[int, int]]:
+    """Where to cut a call, as ``(start, stop)``.
+
+    Args:
+        weights: What each request counts: its answers.
+        most: What a piece may count; 0 for any number.
+    """
+    found: list[tuple[int, int]] = []
+    start = count = 0
+    for place, weight in enumerate(weights):
+        if most and place > start and count + weight > most:
+            found.append((start, place))
+            start, count = place, 0
+        count += weight
+    return [*found, (start, len(weights))]
 
 
 def _asked_of(request: LabRequest) -> RequestAsked:

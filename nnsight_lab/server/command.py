@@ -16,7 +16,9 @@ from typing import Any
 
 from nnsight_lab.engine import homecoming, models, processes
 from nnsight_lab.engine.model import worker_class
-from nnsight_lab.errors import ServeRefused
+from nnsight_lab.errors import EngineDied, ServeRefused
+from nnsight_lab.server import stopper
+from nnsight_lab.server.condition import CONDITION
 from nnsight_lab.server.identity import Hub, Identity, Owner, Tokens, User
 from nnsight_lab.server.limits import Limits
 from nnsight_lab.wire.keys import ENGINE_ENV, LOG_ENV, OWNER_ENV, SAVES_CONFIG
@@ -39,6 +41,11 @@ class Settings:
         admins: Hub groups whose members may publish.
         prefix: Where the service lies in the hub.
         limits: Each user's.
+        metrics_token: Whoever has it may read the metrics, and nothing else; "" for admins only.
+        drain_s: How long requests may go on after SIGTERM.
+        step_limit_s: How long a block may hold everybody up.
+        restarts: How often in ten minutes an engine that died is started again.
+        sleep_after_s: Idle for that long, the engine sleeps; None for never.
     """
 
     level: str = "team"
@@ -47,6 +54,16 @@ class Settings:
     admins: tuple[str, ...] = ()
     prefix: str = ""
     limits: Limits = field(default_factory=Limits)
+    metrics_token: str = ""
+    drain_s: float = 30.0
+    step_limit_s: float = 60.0
+    restarts: int = 3
+    sleep_after_s: float | None = None
+
+    @property
+    def fair(self) -> bool:
+        """Whether users take turns; one who is alone need not."""
+        return self.level != "solo"
 
     def into(self, environment: MutableMapping[str, str]) -> None:
         """Leave them for the plugin."""
@@ -80,13 +97,18 @@ class Settings:
         )
 
 
-def arguments(model: str, flags: Sequence[str]) -> list[str]:
+def arguments(model: str, flags: Sequence[str], settings: Settings | None = None) -> list[str]:
     """VLLM's arguments for a server in which blocks run.
 
     Args:
         model: As for `nnsight_lab.start`.
         flags: The user's own, in vLLM's words; they win.
+        settings: How the server is run.
+
+    Raises:
+        ServeRefused: It should sleep, and cannot here.
     """
+    settings = settings or Settings()
     from vllm.platforms import current_platform  # vLLM decides what the platform is
 
     own = [
@@ -97,6 +119,14 @@ def arguments(model: str, flags: Sequence[str]) -> list[str]:
         "--disable-fastapi-docs",
         "--middleware=nnsight_lab.server.middleware.ServedGuard",
     ]
+    if settings.fair:
+        own.append("--scheduling-policy=priority")
+    if settings.sleep_after_s is not None:
+        if current_platform.is_cpu():
+            raise ServeRefused(
+                "--sleep-after frees memory of a GPU, by vLLM's sleep mode; this engine runs on the CPU."
+            )
+        own.append("--enable-sleep-mode")
     if current_platform.is_cpu():
         own.append("--enforce-eager")
     if not any(flag.split("=")[0] == "--served-model-name" for flag in flags):
@@ -111,6 +141,9 @@ def prepare(settings: Settings, environment: MutableMapping[str, str]) -> None:
     environment[ENGINE_ENV] = f"served-{os.getpid()}"
     environment[OWNER_ENV] = processes.this_owner()
     environment.pop(LOG_ENV, None)
+    stopper.prepare(environment)
+    # A dead engine is started again by ours; vLLM would end the server.
+    environment["VLLM_KEEP_ALIVE_ON_ENGINE_DEATH"] = "1"
     plugins = environment.get("VLLM_PLUGINS")
     if plugins is None or "nnsight_lab" not in plugins.split(","):
         environment["VLLM_PLUGINS"] = ",".join(filter(None, [plugins, "nnsight_lab"]))
@@ -136,9 +169,14 @@ def run(model: str, flags: Sequence[str], settings: Settings) -> None:
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     parser = make_arg_parser(FlexibleArgumentParser(prog="nnsight-lab serve"))
-    parsed: Any = parser.parse_args(arguments(model, flags))
+    parsed: Any = parser.parse_args(arguments(model, flags, settings))
     validate_parsed_serve_args(parsed)
-    uvloop.run(run_server(parsed))
+    try:
+        uvloop.run(run_server(parsed))
+    finally:
+        stopper.Stopper().tidy()
+    if CONDITION.failed:
+        raise EngineDied(CONDITION.failed)
 
 
 def users_of(tokens: Mapping[str, str], token: str | None) -> dict[str, str]:

@@ -11,17 +11,20 @@ import contextlib
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
-from functools import partial
 from typing import Any, NamedTuple
 
 from nnsight_lab.engine.call import Call, LabRequest
 from nnsight_lab.engine.sampling import refusal, sampling_params
 from nnsight_lab.errors import RequestRefused
+from nnsight_lab.server.condition import CONDITION
 from nnsight_lab.server.driver import ServedDriver
 from nnsight_lab.server.identity import User
 from nnsight_lab.server.ledger import Ledger, ServedEdit
 from nnsight_lab.server.limits import Limits, Refused
+from nnsight_lab.server.notes import note
 from nnsight_lab.server.seen import output_seen
+from nnsight_lab.server.stopper import Stopper
+from nnsight_lab.server.turns import Turns
 from nnsight_lab.wire.codec import WireError, decode, encode, encode_parts, size_of
 from nnsight_lab.wire.keys import BUDGET_KEY, CLEAR, EDITS_KEY, LOOK, PEEK, REGISTER, TRACE_KEY
 from nnsight_lab.wire.serving import (
@@ -37,6 +40,8 @@ from nnsight_lab.wire.serving import (
 asker: ContextVar[User | None] = ContextVar("asker", default=None)
 
 _SWEEP_S = 1.0
+#: How long an abort may take before the block that runs is taken to be in its way.
+_HEARD_S = 0.7
 
 
 class OpenCall(NamedTuple):
@@ -87,11 +92,21 @@ class Desk:
         llm: vLLM's engine client.
         limits: Each user's.
         loras: Finds a served LoRA by name.
+        fair: Whether users take turns.
     """
 
-    def __init__(self, llm: Any, limits: Limits, loras: Any = None) -> None:
+    def __init__(self, llm: Any, limits: Limits, loras: Any = None, *, fair: bool = True) -> None:
         self.ledger = Ledger(limits)
-        self.driver = ServedDriver(asyncio.get_running_loop(), llm)
+        scheduler = llm.vllm_config.scheduler_config
+        replicas = llm.vllm_config.parallel_config.data_parallel_size
+        self.turns = Turns(
+            scheduler.max_num_seqs * replicas, self.ledger.usage, fair=fair, most=limits.running
+        )
+        self.driver = ServedDriver(asyncio.get_running_loop(), llm, self.turns)
+        self.driver.saw = self._saw
+        self.stopper = Stopper()
+        #: Called by whoever sees first that the engine died.
+        self.noticed: Callable[[], None] = lambda: None
         self._loras = loras
         self._vocabulary = int(llm.vllm_config.model_config.get_vocab_size())
         self._ending: set[asyncio.Future[None]] = set()
@@ -103,6 +118,16 @@ class Desk:
         with contextlib.suppress(asyncio.CancelledError):
             await self._sweeping
 
+    def require(self) -> None:
+        """Refuse what asks for the engine where it takes nothing.
+
+        Raises:
+            Refused: With the reason, and when to come again.
+        """
+        if self.driver.dead():
+            self.noticed()
+        CONDITION.require()
+
     # -- edits -----------------------------------------------------------------------------------
 
     async def install(self, user: User, asked: EditAsked) -> None:
@@ -111,10 +136,13 @@ class Desk:
         Raises:
             Refused: The books, or the workers, do not take it.
         """
+        self.require()
         edit = self.ledger.add_edit(user, asked)
         try:
             await self._rpc(REGISTER, edit.registration, asked.payload, asked.name)
         except Exception as error:
+            if self.driver.dead() or CONDITION.state != "ready":
+                return  # it is in the books, and the next engine is told of it
             self.ledger.clear_edit(user, asked.id)
             raise Refused(400, f"The workers could not read the block ({_line(error)}).") from None
 
@@ -128,7 +156,7 @@ class Desk:
         await self._forget(self.ledger.end_lease(owner, lease))
 
     async def _forget(self, edits: Sequence[ServedEdit]) -> None:
-        if edits:
+        if edits and not self.driver.dead():
             await self._rpc(CLEAR, [edit.registration for edit in edits])
 
     async def _rpc(self, method: str, *args: Any) -> list[Any]:
@@ -142,6 +170,7 @@ class Desk:
         Raises:
             Refused: It names what is not there, or is more than its owner may have.
         """
+        self.require()
         lease = self.ledger.lease(user, asked.lease)
         edits = [self.ledger.named(user, one.edits) for one in asked.requests]
         requests = [self._request(one, mine) for one, mine in zip(asked.requests, edits, strict=True)]
@@ -149,17 +178,20 @@ class Desk:
             user, sum(one.params.n for one in requests), [edit for mine in edits for edit in mine]
         )
         call = Call(requests, live=asked.live)
-        lease.calls[asked.id] = partial(self.driver.abort, call)
+        lease.calls[asked.id] = lambda: asyncio.ensure_future(self._abort(call))
 
         ours = {one.id: request.id for one, request in zip(asked.requests, requests, strict=True)}
         lease.requests.update(ours)
+        self.driver.owners.update((request.id, user.name) for request in requests)
 
         async def over() -> None:
             lease.calls.pop(asked.id, None)
             for one in ours:
                 lease.requests.pop(one, None)
             if not call.future.done():
-                await asyncio.wrap_future(self.driver.abort(call))
+                await self._abort(call)
+            for request in requests:
+                self.driver.owners.pop(request.id, None)
             held.let_go()
 
         return OpenCall(self._messages(call), over)
@@ -169,6 +201,22 @@ class Desk:
         abort = self.ledger.lease(user, lease).calls.get(call_id)
         if abort is not None:
             abort()
+
+    def abort_all(self) -> None:
+        """Abort whatever runs, and refuse what waits: the server ends."""
+        for lease in self.ledger.leases():
+            for abort in list(lease.calls.values()):
+                abort()
+        self.turns.refuse(Refused(503, CONDITION.why, retry_after_s=CONDITION.retry_after_s))
+        self.driver.abort_ids([turn.request_id for turn in self.turns.running.values()])
+
+    async def _abort(self, call: Call) -> None:
+        """Abort a call; a block of it that does not let the worker hear of that is broken off."""
+        aborting = asyncio.wrap_future(self.driver.abort(call))
+        await asyncio.wait({aborting}, timeout=_HEARD_S)
+        if not aborting.done():
+            self.stopper.break_off([request.id for request in call.requests])
+        await aborting
 
     async def look(self, question: bytes) -> bytes:
         """A piece of a logit lens or of attention patterns, as the first rank has it."""
@@ -190,6 +238,7 @@ class Desk:
             params = sampling_params(asked.settings)
         except RequestRefused as refused:
             raise Refused(400, str(refused)) from None
+        self._bound_answers(params)
         self._bound(params, asked.save_budget, [e.registration for e in edits], asked.block)
         return LabRequest(
             self._prompt(asked.prompt),
@@ -233,6 +282,11 @@ class Desk:
         if limits.max_tokens is not None:
             params.max_tokens = min(params.max_tokens or limits.max_tokens, limits.max_tokens)
 
+    def _bound_answers(self, params: Any) -> None:
+        most = self.ledger.limits.n
+        if params.n > most:
+            raise Refused(413, f"A request has at most {most:,} answers here, not n={params.n:,}.")
+
     def _lora(self, name: str) -> Any:
         if not name:
             return None
@@ -262,6 +316,8 @@ class Desk:
                     yield [encode(output_seen(place, output))]
         error = call.future.exception()
         if error is not None:
+            if self.driver.dead():
+                self.noticed()
             yield [encode(_over(error))]
             return
         for place, request in enumerate(call.requests):
@@ -271,7 +327,10 @@ class Desk:
                 yield encode_parts(SavesSeen(place, request.saves))
                 request.saves, request.parcels = None, {}
         aborted = call.aborted.is_set()
-        yield [encode(CallOver("Interrupted", "the requests were aborted") if aborted else CallOver())]
+        if aborted and CONDITION.ending:
+            yield [encode(CallOver("EngineDied", CONDITION.cause))]
+        else:
+            yield [encode(CallOver("Interrupted", "the requests were aborted") if aborted else CallOver())]
 
     # -- requests of OpenAI clients ------------------------------------------------------------------
 
@@ -285,6 +344,8 @@ class Desk:
             Refused: It names edits that are not there, or its owner has too many requests.
         """
         user = asking()
+        self.require()
+        self._bound_answers(params)
         extra: Mapping[str, Any] = params.extra_args or {}
         edits = self.ledger.chosen(user, extra.get(OPENAI_EDITS))
         params = params.clone()
@@ -323,19 +384,28 @@ class Desk:
         request_id: str,
         settings: Mapping[str, Any],
     ) -> AsyncIterator[Any]:
-        stream = generate(prompt, params, request_id, **settings)
+        stream = self.driver.in_turn(
+            user.name, generate, prompt, params, request_id, dict(settings), blocks=bool(edits)
+        )
         request = LabRequest(prompt, params, edits=tuple(edits), id=request_id)  # type: ignore[arg-type]
         collected = not edits
         try:
             async for output in stream:
                 if output.finished and not collected:
                     request.output = output
+                    self.driver.owners[request_id] = user.name
                     await self.driver.collect(request)
                     collected = True
                     self._keep(user, request)
                 yield output
+        except Exception as error:
+            if type(error).__name__ != "EngineDeadError":
+                raise
+            self.require()
+            raise
         finally:
             # A task of its own: a client that left cancels this one, at every await anew.
+            self.driver.owners.pop(request_id, None)
             ending = asyncio.ensure_future(self._end(held, stream, None if collected else request_id))
             self._ending.add(ending)
             ending.add_done_callback(self._ending.discard)
@@ -348,6 +418,16 @@ class Desk:
                 await self.driver.free([left])
         finally:
             held.let_go()
+
+    def _saw(self, user: str, request: LabRequest) -> None:
+        """Count what a request saved, and note a block that was broken off."""
+        if request.saves is None:
+            return
+        self.ledger.usage.of(user).saved_bytes += size_of(request.saves)
+        for one in request.saves.sequences:
+            for block in one.blocks:
+                if block.error is not None and block.error.type_name == "BlockStopped":
+                    note("block broken off", user=user, block=block.block, request=request.id)
 
     def _keep(self, user: User, request: LabRequest) -> None:
         saves = request.saves
@@ -362,6 +442,8 @@ class Desk:
         while True:
             await asyncio.sleep(_SWEEP_S)
             self.ledger.sweep()
+            with contextlib.suppress(Exception):
+                self.turns.look(self.driver.processor().request_states)
             for lease in self.ledger.expired():
                 with contextlib.suppress(Exception):
                     await self.end_lease(lease.owner, lease.id)
@@ -373,7 +455,7 @@ def _over(error: BaseException) -> CallOver:
         refused = refusal(error)
     if refused is not None:
         return CallOver("RequestRefused", str(refused))
-    return CallOver("EngineDied", _line(error))
+    return CallOver("EngineDied", CONDITION.cause or _line(error))
 
 
 def _line(error: BaseException) -> str:

@@ -7,13 +7,17 @@ vLLM's handlers read it, and so is its token.
 
 from __future__ import annotations
 
+import hmac
+import math
 import uuid
+from collections import Counter
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 from starlette.responses import JSONResponse
 
 from nnsight_lab.server.body import limited
+from nnsight_lab.server.condition import CONDITION
 from nnsight_lab.server.desk import asker
 from nnsight_lab.server.identity import Identity
 from nnsight_lab.server.limits import Limits, Refused
@@ -23,12 +27,28 @@ Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
-#: Answered to anybody: whether the server is there.
-_OPEN = frozenset({"/health", "/ready"})
+
+def _health() -> JSONResponse:
+    """Healthy for as long as it answers: what asks would end the process, and the engine is started again."""
+    return JSONResponse({"status": CONDITION.state})
+
+
+def _ready() -> JSONResponse:
+    """Whether requests are taken."""
+    told = {"status": CONDITION.state}
+    if CONDITION.state == "ready":
+        return JSONResponse(told)
+    return JSONResponse(told, 503, {"Retry-After": str(math.ceil(CONDITION.retry_after_s))})
+
+
+#: Answered to anybody: how the server stands.
+_OPEN = {"/health": _health, "/ready": _ready}
 _SERVED = frozenset(
     {"/v1/models", "/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize", "/version"}
 )
 _ADMIN = frozenset({"/metrics"})
+#: By user and HTTP's number.
+REFUSALS: Counter[tuple[str, int]] = Counter()
 _TAKEN_OFF = (b"x-request-id", b"authorization", b"x-api-key", b"cookie")
 
 
@@ -40,9 +60,13 @@ class Guard:
         identity: Tells users by their tokens; None until the server is ready.
         limits: Each user's.
         prefix: Where the service lies in a hub, as ``/services/lab``.
+        metrics_token: Lets whoever has it read the metrics; "" for none.
     """
 
-    def __init__(self, app: Any, *, identity: Identity, limits: Limits, prefix: str = "") -> None:
+    def __init__(
+        self, app: Any, *, identity: Identity, limits: Limits, prefix: str = "", metrics_token: str = ""
+    ) -> None:
+        self._metrics_token = metrics_token
         self._app = app
         self._identity = identity
         self._limits = limits
@@ -54,6 +78,9 @@ class Guard:
             await self._app(scope, receive, send)
             return
         try:
+            if scope["type"] == "http" and (told := _OPEN.get(self._path(scope))) is not None:
+                await told()(scope, receive, send)
+                return
             if scope["type"] != "http":
                 raise Refused(404, "Only HTTP is served.")
             scope, receive = await self._let_in(scope, receive)
@@ -68,10 +95,12 @@ class Guard:
                 raise
             await refusal(refused)(scope, receive, send)
 
-    async def _let_in(self, scope: Scope, receive: Receive) -> tuple[Scope, Receive]:
+    def _path(self, scope: Scope) -> str:
         path = str(scope["path"])
-        if self._prefix and path.startswith(f"{self._prefix}/"):
-            path = path.removeprefix(self._prefix)
+        return path.removeprefix(self._prefix) if path.startswith(f"{self._prefix}/") else path
+
+    async def _let_in(self, scope: Scope, receive: Receive) -> tuple[Scope, Receive]:
+        path = self._path(scope)
         headers = list(scope["headers"])
         token = _token(headers)
         kept = [(k, v) for k, v in headers if k.lower() not in _TAKEN_OFF and b"priority" not in k.lower()]
@@ -81,7 +110,11 @@ class Guard:
             "raw_path": path.encode(),
             "headers": [*kept, (b"x-request-id", uuid.uuid4().hex.encode())],
         }
-        if path in _OPEN:
+        if (
+            path in _ADMIN
+            and self._metrics_token
+            and hmac.compare_digest(token.encode(), self._metrics_token.encode())
+        ):
             return scope, receive
         user = await self._identity.user(token)
         if user is None:
@@ -119,6 +152,9 @@ def _token(headers: list[tuple[bytes, bytes]]) -> str:
 
 def refusal(refused: Refused) -> JSONResponse:
     """A refusal as OpenAI's clients read one: in any other form they show its number and no word of it."""
+    user = asker.get()
+    if user is not None:
+        REFUSALS[user.name, refused.status] += 1
     told = {"message": refused.text, "code": refused.status, "type": "refused", "param": None}
     headers = dict(refused.headers or {})
     if refused.status == 401:

@@ -16,6 +16,7 @@ from typing import Any
 from nnsight_lab.engine.edits import named_well
 from nnsight_lab.server.identity import User
 from nnsight_lab.server.limits import Limits, Refused, not_found, too_large, too_many
+from nnsight_lab.server.usage import Usage
 from nnsight_lab.wire.keys import TRACE_BLOCK
 from nnsight_lab.wire.serving import LEASE_S, EditAsked
 
@@ -30,6 +31,7 @@ class ServedEdit:
         name: As its owner says.
         lease: What it belongs to.
         scoped: Whether it is a trace's block, for one call only.
+        payload: The block, for the workers of another engine should this one die.
         on: Whether its owner's OpenAI requests run it unasked.
         published: Whether everybody's requests do.
         in_flight: Requests that run it now.
@@ -42,6 +44,7 @@ class ServedEdit:
     name: str
     lease: str
     scoped: bool
+    payload: bytes = b""
     on: bool = True
     published: bool = False
     in_flight: int = 0
@@ -82,6 +85,7 @@ class Ledger:
 
     def __init__(self, limits: Limits, clock: Callable[[], float] = time.monotonic) -> None:
         self.limits = limits
+        self.usage = Usage(limits.tokens_per_minute, clock)
         self._clock = clock
         self._edits: dict[str, dict[str, ServedEdit]] = defaultdict(dict)
         #: By owner and id: put together in one text, an owner could spell another's.
@@ -150,7 +154,10 @@ class Ledger:
             count = sum(not edit.scoped for edit in mine.values())
             if count >= self.limits.edits:
                 raise too_many(count, "edits")
-        edit = ServedEdit(user.name, asked.id, asked.name, asked.lease, asked.scoped)
+        held = sum(len(edit.payload) for edit in mine.values())
+        if held + len(asked.payload) > self.limits.blocks_bytes:
+            raise too_large(held + len(asked.payload), self.limits.blocks_bytes, "All your blocks together")
+        edit = ServedEdit(user.name, asked.id, asked.name, asked.lease, asked.scoped, asked.payload)
         mine[asked.id] = edit
         return edit
 
@@ -254,6 +261,14 @@ class Ledger:
     def _published(self) -> list[ServedEdit]:
         return [e for mine in self._edits.values() for e in mine.values() if e.published and not e.cleared]
 
+    def installed(self) -> list[ServedEdit]:
+        """Every edit that the workers should know."""
+        return [edit for mine in self._edits.values() for edit in mine.values() if not edit.cleared]
+
+    def leases(self) -> list[Lease]:
+        """All that hold."""
+        return list(self._leases.values())
+
     # -- requests --------------------------------------------------------------------------------
 
     def begin(self, user: User, count: int = 1) -> None:
@@ -266,7 +281,20 @@ class Ledger:
             running = self._running[user.name]
             if count > self.limits.requests:
                 raise Refused(413, f"A call has at most {self.limits.requests} requests here, not {count}.")
-            raise too_many(running, "requests running or waiting")
+            raise Refused(
+                429,
+                f"{user.name} has {running:,} requests running or waiting; the limit is "
+                f"{self.limits.requests:,}.",
+                retry_after_s=self.usage.next_end_s(user.name, running),
+            )
+        wait_s = self.usage.wait_s(user.name)
+        if wait_s:
+            raise Refused(
+                429,
+                f"{user.name} had more tokens than the {self.limits.tokens_per_minute:,} a minute that one "
+                "user may have here.",
+                retry_after_s=wait_s,
+            )
         self._running[user.name] += count
 
     def end(self, user: User, count: int = 1) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from starlette.exceptions import HTTPException
@@ -15,8 +16,12 @@ class Limits:
 
     Attributes:
         requests: Running or waiting requests.
+        running: Sequences that run at once; None for as many as fairness leaves.
+        tokens_per_minute: Of prompts and generated; None for any number.
+        n: Answers to one request.
         edits: Installed edits, trace blocks over many prompts not counted.
         block_bytes: Size of one block with the values that it reads.
+        blocks_bytes: Size of all that are installed, together.
         body_bytes: Size of one HTTP request.
         body_s: How long its body may take, seconds; a long one longer.
         saved_bytes: What one request may save.
@@ -26,8 +31,12 @@ class Limits:
     """
 
     requests: int = 256
+    running: int | None = None
+    tokens_per_minute: int | None = None
+    n: int = 128
     edits: int = 64
     block_bytes: int = 64 * 2**20
+    blocks_bytes: int = 256 * 2**20
     body_bytes: int = 256 * 2**20
     body_s: float = 30.0
     saved_bytes: int = 4 * 2**30
@@ -46,7 +55,7 @@ class Refused(HTTPException):
     """
 
     def __init__(self, status: int, text: str, *, retry_after_s: float | None = None) -> None:
-        headers = None if retry_after_s is None else {"Retry-After": str(max(1, round(retry_after_s)))}
+        headers = None if retry_after_s is None else {"Retry-After": str(max(1, math.ceil(retry_after_s)))}
         super().__init__(status, text, headers)
         self.status = status
         self.text = text

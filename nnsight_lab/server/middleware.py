@@ -22,4 +22,10 @@ class ServedGuard(Guard):
 
     def __init__(self, app: Any) -> None:
         settings = Settings.of_environment(os.environ)
-        super().__init__(app, identity=settings.identity(), limits=settings.limits, prefix=settings.prefix)
+        super().__init__(
+            app,
+            identity=settings.identity(),
+            limits=settings.limits,
+            prefix=settings.prefix,
+            metrics_token=settings.metrics_token,
+        )

@@ -13,7 +13,10 @@ from typing import Any
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from nnsight_lab.engine.facts import facts
+from nnsight_lab.server.admin import router as admin_router
+from nnsight_lab.server.care import look_after
 from nnsight_lab.server.command import Settings
+from nnsight_lab.server.condition import CONDITION
 from nnsight_lab.server.describe import served
 from nnsight_lab.server.desk import Desk
 from nnsight_lab.server.guard import refusal
@@ -41,6 +44,17 @@ class LabClient(AsyncLLM):  # type: ignore[misc]
         llm.__dict__["lab_desk"] = desk
         return client
 
+    @property
+    def errored(self) -> bool:
+        """Never true: of a dead engine it is said in our words why, and when to come again.
+
+        Raises:
+            Refused: The engine is dead.
+        """
+        if super().errored:
+            self.lab_desk.require()
+        return bool(super().errored)
+
     def __del__(self) -> None:
         """Nothing: AsyncLLM's own would shut the engine down."""
 
@@ -62,16 +76,21 @@ class LabPlugin:
     def attach_router(self, app: Any) -> None:
         """Attach routes, and the form of refusals; the guard is a middleware of its own."""
         app.include_router(router)
+        app.include_router(admin_router)
         app.add_exception_handler(Refused, lambda _, refused: refusal(refused))
 
     async def init_state(self, engine_client: Any, state: Any, args: Any) -> None:
         """The engine is there."""
         loras = getattr(state.openai_serving_models, "lora_requests", {})
-        desk = Desk(engine_client, self._settings.limits, loras.get)
+        settings = self._settings
+        desk = Desk(engine_client, settings.limits, loras.get, fair=settings.fair)
         state.nnsight_lab_desk = desk
+        state.nnsight_lab_tasks = look_after(engine_client, state, args, desk, settings)
         state.nnsight_lab_health = lambda: {
             "level": self._settings.level,
             "model": facts(engine_client.vllm_config).model,
+            "state": CONDITION.state,
+            "deaths": CONDITION.deaths,
             **desk.ledger.figures(),
         }
         modules: list[Any] = []
@@ -87,6 +106,7 @@ class LabPlugin:
                 user=user.name,
                 admin=user.admin,
                 saved_bytes=self._settings.limits.saved_bytes,
+                requests=self._settings.limits.requests,
             )
 
         state.nnsight_lab_describe = describe

@@ -40,6 +40,11 @@ LOG_ENV = "NNSIGHT_LAB_LOG"
 #: Of which model it is, as it was asked for: said to people.
 MODEL_ENV = "NNSIGHT_LAB_MODEL"
 
+#: Where a server names them, whose processes have no log of their own.
+STOP_ENV = "NNSIGHT_LAB_STOP"
+#: Named there instead of a request: whichever block runs at this moment.
+WHICHEVER = "*"
+
 #: Asks a worker to break off the block that runs, where its request is named in `stop_file`. Its default
 #: action ends a process, so it is sent to those only that take it.
 STOP_SIGNAL = signal.SIGUSR2

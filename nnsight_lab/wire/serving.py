@@ -104,6 +104,7 @@ class Served:
         sampling: The names of sampling settings.
         tokenizer: The tokenizer's files, by name.
         saved_bytes: What the blocks of one request may save.
+        requests: How many one user may have at once; a longer call is sent in pieces. 0 where nobody said.
         shared_memory: Where saves wait for a kernel on the same machine; "" where they travel.
     """
 
@@ -118,6 +119,7 @@ class Served:
     tokenizer: dict[str, bytes] = field(default_factory=dict)
     saved_bytes: int = 0
     shared_memory: str = ""
+    requests: int = 0
 
 
 @register

@@ -20,29 +20,40 @@ from typing import Any
 
 from greenlet import getcurrent
 
-from nnsight_lab.wire.keys import LOG_ENV, STOP_SIGNAL, stop_file
+from nnsight_lab.wire.keys import LOG_ENV, STOP_ENV, STOP_SIGNAL, WHICHEVER, stop_file
 from nnsight_lab.worker.greenlets import GIVEN_UP, BlockMediator, BlockStopped, given_up
 
 
 def listen() -> None:
     """Take the signal from now on; only in a worker process of an engine of ours, in its main thread."""
-    in_worker = multiprocessing.parent_process() is not None and bool(os.environ.get(LOG_ENV))
+    in_worker = multiprocessing.parent_process() is not None and _file() is not None
     if in_worker and threading.current_thread() is threading.main_thread():
         signal.signal(STOP_SIGNAL, _stop)
 
 
 def _stop(signum: int, frame: Any) -> None:
-    GIVEN_UP.clear()
-    GIVEN_UP.update(_named())
+    named, why = _named(), "its request was given up"
     mediator = getattr(getcurrent(), "mediator", None)
     block = mediator() if mediator is not None else None
+    if WHICHEVER in named:
+        named = {block.rider_of} if isinstance(block, BlockMediator) else set()
+        why = "it held up everybody for longer than this server lets one step take"
+    GIVEN_UP.clear()
+    GIVEN_UP.update(named)
     if isinstance(block, BlockMediator) and given_up(block.rider_of):
-        raise BlockStopped("its request was given up")
+        raise BlockStopped(why)
 
 
 def _named() -> set[str]:
-    """The requests that the kernel named."""
+    """The requests that the kernel, or the server, named."""
+    path = _file()
     try:
-        return set(stop_file(Path(os.environ[LOG_ENV])).read_text().split())
-    except (OSError, KeyError):
+        return set() if path is None else set(path.read_text().split())
+    except OSError:
         return set()
+
+
+def _file() -> Path | None:
+    """Where they are named."""
+    own, log = os.environ.get(STOP_ENV), os.environ.get(LOG_ENV)
+    return Path(own) if own else stop_file(Path(log)) if log else None

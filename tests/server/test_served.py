@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import subprocess
@@ -203,7 +204,7 @@ def test_only_an_admin_publishes_and_what_is_published_runs_for_everybody(attach
     assert text_of(bob) == PARIS
 
 
-def test_what_one_user_may_have_is_bounded_and_said(attach, server):
+def test_what_one_user_may_have_is_bounded_and_said(attach, server, monkeypatch):
     engine = attach()
     for number in range(8):
         mute(engine, f"edit{number}")
@@ -213,9 +214,33 @@ def test_what_one_user_may_have_is_bounded_and_said(attach, server):
         mute(engine, "one_more")
     assert raised.value.status == 429
     assert raised.value.retry_after_s == 1
+    call = Call([engine.request("One", {"max_tokens": 1}, ()) for _ in range(65)])
+    monkeypatch.setattr(engine._remote, "served", dataclasses.replace(engine.served, requests=0))
     with pytest.raises(ServerError, match="A call has at most 64 requests here, not 65"):
-        engine.generate(["One"] * 65, max_tokens=1, edits=[])
-    assert len(engine.generate(["One"] * 64, max_tokens=1, edits=[])) == 64
+        engine._remote._exchange(call, "too-long")
+
+
+def test_a_call_of_more_requests_than_one_user_may_have_goes_in_pieces(attach, server):
+    engine = attach()
+    seen = []
+    prompts = [f"{number} and" for number in range(70)]
+    others = [Call([engine.request("Once", {"max_tokens": 200, "ignore_eos": True}, ())]) for _ in range(3)]
+    for other in others:  # which leave too little room for a whole piece, for a while
+        engine.submit(other)
+    until(lambda: server.figures()["requests"] == 3, 30, "the others")
+    outputs = engine.generate(
+        prompts,
+        max_tokens=1,
+        edits=[],
+        watch=lambda now: seen.append(sum(one.finished for one in now)),
+    )
+    assert [output.prompt for output in outputs] == prompts
+    assert seen == sorted(seen)
+    assert seen[-1] == 70
+    for other in others:
+        engine.wait(other)
+    request = engine.generate(["The"] * 40, n=2, temperature=1.0, max_tokens=1, edits=[])
+    assert [len(output.outputs) for output in request] == [2] * 40
 
 
 @pytest.mark.parametrize(
