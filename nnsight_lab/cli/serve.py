@@ -13,8 +13,8 @@ from nnsight_lab.errors import ServeRefused, nearest
 
 _TOKEN_ENV = "NNSIGHT_LAB_TOKEN"
 _LIMITS = (
-    "what one user may have: requests, edits, block_bytes, body_bytes, saved_bytes, kept_bytes, kept_s, "
-    "max_tokens"
+    "what one user may have: requests, edits, block_bytes, body_bytes, json_bytes, saved_bytes, kept_bytes, "
+    "kept_s, parked_bytes, parked_s, max_tokens"
 )
 
 

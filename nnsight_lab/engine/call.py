@@ -120,6 +120,9 @@ class Call:
     future: Future[None] = field(default_factory=Future)
     aborted: threading.Event = field(default_factory=threading.Event)
     crowded: bool = False
+    #: Bytes of large replies that were told of, and of those how many are here.
+    home_bytes: int = 0
+    brought_bytes: int = 0
     #: When it was submitted and over, by ``time.perf_counter()``, and the driver's ``home_s`` at submission.
     began: float = 0.0
     ended: float = 0.0
@@ -132,6 +135,10 @@ class Call:
     def progress(self) -> list[Progress]:
         """Every request as it stands."""
         return [request.progress(index) for index, request in enumerate(self.requests)]
+
+    def brought(self, nbytes: int) -> None:
+        """Note bytes of a reply that arrived."""
+        self.brought_bytes += nbytes
 
     def took(self, index: int, output: RequestOutput) -> None:
         """Note an output of request ``index``."""

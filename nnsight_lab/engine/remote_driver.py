@@ -7,10 +7,11 @@ not reach for a while counts as gone.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -19,6 +20,8 @@ import httpx
 
 from nnsight_lab.engine.call import Call, LabRequest
 from nnsight_lab.engine.driver import Driver
+from nnsight_lab.engine.fetching import Fetcher
+from nnsight_lab.engine.frames import messages
 from nnsight_lab.engine.peeks import Peeks
 from nnsight_lab.engine.remote_output import RemoteOutput
 from nnsight_lab.errors import EngineDied, Interrupted, LabError, RequestRefused, ServerError
@@ -36,7 +39,6 @@ from nnsight_lab.wire.keys import (
 )
 from nnsight_lab.wire.serving import (
     CONTENT_TYPE,
-    FRAME_BYTES,
     LEASE_S,
     PREFIX,
     PROTOCOL,
@@ -45,6 +47,7 @@ from nnsight_lab.wire.serving import (
     CallOver,
     EditAsked,
     OutputSeen,
+    Parked,
     RequestAsked,
     SavesSeen,
     Served,
@@ -74,8 +77,10 @@ class RemoteDriver(Driver):
         split = urlsplit(url)
         socket = split.path if split.scheme == "unix" else None
         self._base = "http://localhost" if socket else url.rstrip("/")
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._fetcher = Fetcher(url, headers, refused)
         self._http = httpx.Client(
-            headers={"Authorization": f"Bearer {token}"} if token else {},
+            headers=headers,
             timeout=httpx.Timeout(_ANSWER_S, connect=_CONNECT_S),
             transport=httpx.HTTPTransport(uds=socket, limits=httpx.Limits(max_connections=None)),
             trust_env=False,
@@ -183,6 +188,7 @@ class RemoteDriver(Driver):
         self._calls.shutdown(wait=False, cancel_futures=True)
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._http.close()
+        self._fetcher.close()
 
     def rpc(self, method: str, *args: Any) -> Future[list[Any]]:
         ways: dict[str, Callable[..., Any]] = {
@@ -250,7 +256,7 @@ class RemoteDriver(Driver):
                 if answer.is_error:
                     answer.read()
                     raise refused(answer)
-                for message in _messages(answer.iter_raw()):
+                for message in messages(answer.iter_raw()):
                     if self._took(call, decode(message)):
                         return
         except httpx.HTTPError as error:
@@ -266,6 +272,11 @@ class RemoteDriver(Driver):
                 self.finished(output)
             elif call.peeks is not None and not seen.place and call.peeks.due():
                 self._peek(call.peeks, call.requests[0].id)
+        elif type(seen) is Parked:
+            fetched = self._fetched(call, seen)
+            if type(fetched) is Parked:
+                raise WireError("a parked reply says that it is parked")
+            return self._took(call, fetched)
         elif type(seen) is SavesSeen:
             call.requests[seen.place].saves = seen.saves
         elif type(seen) is CallOver:
@@ -280,6 +291,25 @@ class RemoteDriver(Driver):
         else:
             raise WireError(f"a call is not answered by a {type(seen).__name__}")
         return False
+
+    def _fetched(self, call: Call, parked: Parked) -> Any:
+        """A message that was too large for a frame."""
+        path = f"/leases/{self.lease}/parked/{quote(parked.id, safe='')}"
+        began = time.perf_counter()
+        call.home_bytes += parked.nbytes
+        try:
+            memory = self._fetcher.bring(
+                f"{PREFIX}{path}", parked, stopped=call.aborted.is_set, told=call.brought
+            )
+        finally:
+            self._threads.submit(self._told_over, path)
+        self.home_s += time.perf_counter() - began
+        return decode(memory)
+
+    def _told_over(self, path: str) -> None:
+        """Say that a reply is not needed any more; what is not heard ends by itself."""
+        with contextlib.suppress(ServerError):
+            self._asked("DELETE", path)
 
     def _peek(self, peeks: Peeks, request_id: str) -> None:
         """Look at what a running request saves, beside its tokens, which do not wait for it."""
@@ -315,31 +345,6 @@ def _asked_of(request: LabRequest) -> RequestAsked:
         wants_result=request.wants_result,
         lora=str(request.lora_request or ""),
     )
-
-
-def _messages(chunks: Iterator[bytes]) -> Iterator[bytearray]:
-    """The messages of an answer, each in memory of its own, which what is in it will look into."""
-    prefix = bytearray()
-    message: bytearray | None = None
-    filled = 0
-    for chunk in chunks:
-        view = memoryview(chunk)
-        while view:
-            if message is None:
-                need = FRAME_BYTES - len(prefix)
-                prefix += view[:need]
-                view = view[need:]
-                if len(prefix) == FRAME_BYTES:
-                    message, filled = bytearray(int.from_bytes(prefix, "little")), 0
-                    prefix = bytearray()
-                continue
-            took = min(len(view), len(message) - filled)
-            message[filled : filled + took] = view[:took]
-            filled += took
-            view = view[took:]
-            if filled == len(message):
-                yield message
-                message = None
 
 
 def refused(answer: httpx.Response) -> LabError:

@@ -21,6 +21,7 @@ from nnsight_lab.server.driver import ServedDriver
 from nnsight_lab.server.identity import User
 from nnsight_lab.server.ledger import Ledger, ServedEdit
 from nnsight_lab.server.limits import Limits, Refused
+from nnsight_lab.server.parking import Parking
 from nnsight_lab.server.seen import output_seen
 from nnsight_lab.wire.codec import WireError, decode, encode, encode_parts, size_of
 from nnsight_lab.wire.keys import BUDGET_KEY, CLEAR, EDITS_KEY, LOOK, PEEK, REGISTER, TRACE_KEY
@@ -91,6 +92,7 @@ class Desk:
 
     def __init__(self, llm: Any, limits: Limits, loras: Any = None) -> None:
         self.ledger = Ledger(limits)
+        self.parking = Parking(limits)
         self.driver = ServedDriver(asyncio.get_running_loop(), llm)
         self._loras = loras
         self._vocabulary = int(llm.vllm_config.model_config.get_vocab_size())
@@ -102,6 +104,10 @@ class Desk:
         self._sweeping.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._sweeping
+
+    def figures(self) -> dict[str, Any]:
+        """The books in figures."""
+        return {**self.ledger.figures(), **self.parking.figures()}
 
     # -- edits -----------------------------------------------------------------------------------
 
@@ -123,8 +129,14 @@ class Desk:
         gone = [self.ledger.clear_edit(user, one) for one in edit_ids]
         await self._forget([edit for edit in gone if edit is not None])
 
+    def open_lease(self, user: User, lease: str) -> bool:
+        """Begin or renew a lease; whether it was not there."""
+        self.parking.open(user.name, lease)
+        return self.ledger.open_lease(user, lease)
+
     async def end_lease(self, owner: str, lease: str) -> None:
         """End all that hangs on a lease."""
+        self.parking.close(owner, lease)
         await self._forget(self.ledger.end_lease(owner, lease))
 
     async def _forget(self, edits: Sequence[ServedEdit]) -> None:
@@ -162,7 +174,7 @@ class Desk:
                 await asyncio.wrap_future(self.driver.abort(call))
             held.let_go()
 
-        return OpenCall(self._messages(call), over)
+        return OpenCall(self._messages(call, partial(self.parking.framed, user.name, lease.id)), over)
 
     def abort(self, user: User, lease: str, call_id: str) -> None:
         """Abort a call; an unknown one is harmless."""
@@ -241,7 +253,9 @@ class Desk:
             raise Refused(404, f"No LoRA is served as {name!r}.")
         return found
 
-    async def _messages(self, call: Call) -> AsyncIterator[list[Any]]:
+    async def _messages(
+        self, call: Call, framed: Callable[[list[Any]], Awaitable[list[Any]]]
+    ) -> AsyncIterator[list[Any]]:
         # Of each request the latest only: one that reads slowly gets fewer, not older ones.
         latest: dict[int, Any] = {}
         stir = asyncio.Event()
@@ -259,17 +273,18 @@ class Desk:
             while latest:
                 place, output = latest.popitem()
                 if not output.finished:
-                    yield [encode(output_seen(place, output))]
+                    yield await framed(encode_parts(output_seen(place, output)))
         error = call.future.exception()
         if error is not None:
             yield [encode(_over(error))]
             return
         for place, request in enumerate(call.requests):
             if request.output is not None:
-                yield [encode(output_seen(place, request.output))]
+                yield await framed(encode_parts(output_seen(place, request.output)))
             if request.has_blocks:
-                yield encode_parts(SavesSeen(place, request.saves))
+                parts = encode_parts(SavesSeen(place, request.saves))
                 request.saves, request.parcels = None, {}
+                yield await framed(parts)
         aborted = call.aborted.is_set()
         yield [encode(CallOver("Interrupted", "the requests were aborted") if aborted else CallOver())]
 
@@ -362,6 +377,7 @@ class Desk:
         while True:
             await asyncio.sleep(_SWEEP_S)
             self.ledger.sweep()
+            self.parking.sweep()
             for lease in self.ledger.expired():
                 with contextlib.suppress(Exception):
                     await self.end_lease(lease.owner, lease.id)

@@ -28,6 +28,8 @@ _SERVED = frozenset(
     {"/v1/models", "/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize", "/version"}
 )
 _ADMIN = frozenset({"/metrics"})
+#: Where a body is a codec message, whose tensors are no more than their bytes.
+_MESSAGES = frozenset({f"{PREFIX}/calls", f"{PREFIX}/edits"})
 _TAKEN_OFF = (b"x-request-id", b"authorization", b"x-api-key", b"cookie")
 
 
@@ -92,7 +94,8 @@ class Guard:
         if path not in _SERVED and path not in _ADMIN and not path.startswith(f"{PREFIX}/"):
             raise Refused(404, "Not served here.")
         asker.set(user)
-        return scope, _limited(headers, receive, self._limits.body_bytes)
+        most = self._limits.body_bytes if path in _MESSAGES else self._limits.json_bytes
+        return scope, _limited(headers, receive, most)
 
 
 class _Answer:

@@ -72,7 +72,7 @@ class LabPlugin:
         state.nnsight_lab_health = lambda: {
             "level": self._settings.level,
             "model": facts(engine_client.vllm_config).model,
-            **desk.ledger.figures(),
+            **desk.figures(),
         }
         modules: list[Any] = []
 

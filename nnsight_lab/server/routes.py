@@ -14,9 +14,10 @@ from safetensors.torch import save as safetensors_bytes
 from nnsight_lab.server.desk import Desk, OpenCall, asking
 from nnsight_lab.server.ledger import ServedEdit
 from nnsight_lab.server.limits import Refused, not_found
+from nnsight_lab.server.streamed import Streamed
 from nnsight_lab.wire.codec import WireError, decode, encode
 from nnsight_lab.wire.messages import BlockSaves, RequestSaves
-from nnsight_lab.wire.serving import CONTENT_TYPE, PREFIX, CallAsked, EditAsked
+from nnsight_lab.wire.serving import ASKED_HEADER_BYTES, CONTENT_TYPE, PREFIX, CallAsked, EditAsked
 
 router = APIRouter(prefix=PREFIX)
 
@@ -31,7 +32,7 @@ def _desk(request: Request) -> Desk:
 
 async def _message(request: Request, kind: type[Any]) -> Any:
     try:
-        found = decode(await request.body())
+        found = decode(await request.body(), max_header_bytes=ASKED_HEADER_BYTES)
     except WireError as error:
         raise Refused(400, f"The request cannot be read: {error}.") from None
     if type(found) is not kind:
@@ -57,7 +58,7 @@ async def health(request: Request) -> Response:
 @router.put("/leases/{lease}")
 async def renew(lease: str, request: Request) -> Response:
     """Begin a lease (201), or say that its kernel is still there (204)."""
-    new = _desk(request).ledger.open_lease(asking(), lease)
+    new = _desk(request).open_lease(asking(), lease)
     return Response(status_code=201 if new else 204)
 
 
@@ -130,6 +131,20 @@ async def peek(lease: str, request: Request) -> Response:
     """What a running request has saved so far."""
     found = await _desk(request).peek(asking(), lease, await request.body())
     return Response(found, media_type=CONTENT_TYPE)
+
+
+@router.get("/leases/{lease}/parked/{name}")
+async def piece(lease: str, name: str, start: int, stop: int, request: Request) -> Response:
+    """Bytes of a reply that was too large for a frame."""
+    found = _desk(request).parking.piece(asking().name, lease, name, start, stop)
+    return Streamed(found, stop - start, CONTENT_TYPE)
+
+
+@router.delete("/leases/{lease}/parked/{name}")
+async def unpark(lease: str, name: str, request: Request) -> Response:
+    """The reply was fetched, or is not wanted; an unknown one is harmless."""
+    _desk(request).parking.drop(asking().name, lease, name)
+    return Response(status_code=204)
 
 
 @router.delete("/leases/{lease}/calls/{call_id}")

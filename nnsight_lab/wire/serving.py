@@ -2,8 +2,9 @@
 
 A request goes as the codec's bytes; its block is a field of bytes that the server passes on and never
 opens. A call is answered by frames, each the length of a message (u64, little endian) and the message, so
-that outputs arrive as they grow and saves when they are there. Nothing here acts, and nothing is pickled:
-neither end can be made to run code by what it reads.
+that outputs arrive as they grow and saves when they are there. No frame is long: a message of many bytes is
+parked at the server, and the frame says under which name; so neither end allocates what the other one only
+claims. Nothing here acts, and nothing is pickled: neither end can be made to run code by what it reads.
 """
 
 from __future__ import annotations
@@ -11,16 +12,26 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from nnsight_lab.wire.extent import Packed
 from nnsight_lab.wire.messages import RequestSaves
 from nnsight_lab.wire.registry import register
 
 #: Raised by one where an older other side would misread what is said.
-PROTOCOL = 1
+PROTOCOL = 2
 
 PREFIX = "/v1/lab"
 #: What a codec message is called in ``Content-Type``.
 CONTENT_TYPE = "application/x-nnsight-lab"
 FRAME_BYTES = 8
+#: A message longer than this is parked; up to so much of it, before its tensors, rides the frame.
+PARK_BYTES = 2**20
+HEAD_BYTES = 4 * PARK_BYTES
+#: No frame is longer, whatever it says.
+FRAME_MOST = 8 * PARK_BYTES
+#: What is fetched of a parked message at a time, and the most that is given at a time.
+PIECE_BYTES = 64 * 2**20
+#: Of a request to the server, the part that becomes Python objects, roughly twenty times as large.
+ASKED_HEADER_BYTES = 16 * 2**20
 
 #: In an OpenAI client's ``extra_body={"vllm_xargs": {…}}``: the names of the edits a request runs.
 OPENAI_EDITS = "nnsight_edits"
@@ -247,3 +258,53 @@ class CallOver:
 
     error: str = ""
     text: str = ""
+
+
+@register
+@dataclass(frozen=True)
+class Parked:
+    """A message that was too large for a frame: it waits at the server, and is fetched in pieces.
+
+    Attributes:
+        id: Under which it waits, among what hangs on the asker's lease.
+        nbytes: Its length.
+        head_bytes: How many of them precede its tensors' bytes: all that labels need.
+        head: Those bytes, where they are few; else they are fetched first.
+    """
+
+    id: str
+    nbytes: int
+    head_bytes: int
+    head: bytes = b""
+
+
+@register
+@dataclass(frozen=True)
+class PieceHere:
+    """What one block saved that lies in memory which the asker may map.
+
+    Attributes:
+        sequence: Of which completion.
+        block: Which block.
+        packed: The values; the path of its extent is what the memory is called at the door.
+    """
+
+    sequence: int
+    block: str
+    packed: Packed
+
+
+@register
+@dataclass(frozen=True, eq=False)
+class SavesHere:
+    """`SavesSeen` for a kernel on the server's machine: what is large stays where it is.
+
+    Attributes:
+        place: Its request's place in the call.
+        saves: The rest: small values, and errors.
+        pieces: Of one block the earliest rank's first.
+    """
+
+    place: int
+    saves: RequestSaves
+    pieces: tuple[PieceHere, ...]
