@@ -19,11 +19,12 @@ from urllib.parse import quote, urlsplit
 import httpx
 
 from nnsight_lab.engine.call import Call, LabRequest
-from nnsight_lab.engine.driver import Driver
+from nnsight_lab.engine.driver import Driver, receive
 from nnsight_lab.engine.fetching import Fetcher
 from nnsight_lab.engine.frames import messages
 from nnsight_lab.engine.peeks import Peeks
 from nnsight_lab.engine.remote_output import RemoteOutput
+from nnsight_lab.engine.same_host import NextDoor
 from nnsight_lab.errors import EngineDied, Interrupted, LabError, RequestRefused, ServerError
 from nnsight_lab.wire.codec import WireError, decode, encode
 from nnsight_lab.wire.keys import (
@@ -49,6 +50,7 @@ from nnsight_lab.wire.serving import (
     OutputSeen,
     Parked,
     RequestAsked,
+    SavesHere,
     SavesSeen,
     Served,
 )
@@ -79,6 +81,7 @@ class RemoteDriver(Driver):
         self._base = "http://localhost" if socket else url.rstrip("/")
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._fetcher = Fetcher(url, headers, refused)
+        self._door: NextDoor | None = None
         self._http = httpx.Client(
             headers=headers,
             timeout=httpx.Timeout(_ANSWER_S, connect=_CONNECT_S),
@@ -117,9 +120,29 @@ class RemoteDriver(Driver):
             )
         self._asked("PUT", f"/leases/{self.lease}")
         self._renewed = time.monotonic()
+        self._enter(found.door)
         self.served = found
         threading.Thread(target=self._renew, daemon=True, name="nnsight-lab-lease").start()
         return found
+
+    def _enter(self, name: str) -> None:
+        """Map saves rather than fetch them, where the server is this user's and on this machine."""
+        door = NextDoor.find(name)
+        if door is None:
+            return
+        ticket = self._asked("POST", f"/leases/{self.lease}/door").json()["ticket"]
+        if not door.enter(ticket):
+            door.close()
+            return
+        self._door = door
+        self.home.reader.opener = door.open
+
+    def _give_back(self, pieces: bytes) -> list[str]:
+        """Say which pieces nobody looks at; returns slabs that need not be mapped any more."""
+        if self._door is None:
+            return []
+        gone = decode(self._asked("POST", f"/leases/{self.lease}/pieces", content=pieces).content)
+        return gone if type(gone) is list and all(type(path) is str for path in gone) else []
 
     def _renew(self) -> None:
         while not self._ended.wait(RENEW_S):
@@ -189,12 +212,14 @@ class RemoteDriver(Driver):
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._http.close()
         self._fetcher.close()
+        if self._door is not None:
+            self._door.close()
 
     def rpc(self, method: str, *args: Any) -> Future[list[Any]]:
         ways: dict[str, Callable[..., Any]] = {
             REGISTER: self._install,
             CLEAR: self._clear,
-            RELEASE: lambda _: [],
+            RELEASE: self._give_back,
             COUNT: lambda: 0,
             LOOK: lambda question: self._relayed("look", question),
             PEEK: lambda question: self._relayed(f"leases/{self.lease}/peek", question),
@@ -239,6 +264,9 @@ class RemoteDriver(Driver):
         except BaseException as raised:
             error = raised
         self._under_way.pop(id(call), None)
+        if error is not None or call.aborted.is_set():
+            # What waits for this call, or was lent for it, is not asked for any more.
+            self._later(self._told_over, f"/leases/{self.lease}/calls/{call_id}")
         # An aborted call ends quietly, however its answer ended.
         call.resolve(None if call.aborted.is_set() else error)
 
@@ -279,6 +307,10 @@ class RemoteDriver(Driver):
             return self._took(call, fetched)
         elif type(seen) is SavesSeen:
             call.requests[seen.place].saves = seen.saves
+        elif type(seen) is SavesHere:
+            began, opened = time.perf_counter(), self.home.opened_bytes
+            receive(call.requests[seen.place], seen.ranks, self.home)
+            self.came_home(began, opened)
         elif type(seen) is CallOver:
             if seen.error == Interrupted.__name__:
                 call.aborted.set()
@@ -302,9 +334,14 @@ class RemoteDriver(Driver):
                 f"{PREFIX}{path}", parked, stopped=call.aborted.is_set, told=call.brought
             )
         finally:
-            self._threads.submit(self._told_over, path)
+            self._later(self._told_over, path)
         self.home_s += time.perf_counter() - began
         return decode(memory)
+
+    def _later(self, work: Callable[[str], object], path: str) -> None:
+        """Have something said that nobody waits for; once the engine is let go of, nothing is."""
+        with contextlib.suppress(RuntimeError):
+            self._threads.submit(work, path)
 
     def _told_over(self, path: str) -> None:
         """Say that a reply is not needed any more; what is not heard ends by itself."""

@@ -25,7 +25,14 @@ _TOKENIZER_BYTES = 32 * 2**20
 
 
 def served(
-    vllm_config: Any, modules: tuple[ModuleSeen, ...], *, level: str, user: str, admin: bool, saved_bytes: int
+    vllm_config: Any,
+    modules: tuple[ModuleSeen, ...],
+    *,
+    level: str,
+    user: str,
+    admin: bool,
+    saved_bytes: int,
+    door: str,
 ) -> Served:
     """The whole description, for one user."""
     from vllm import SamplingParams, __version__
@@ -47,6 +54,7 @@ def served(
         modules=modules,
         sampling=tuple(name for name in names if not name.startswith("_")),
         saved_bytes=saved_bytes,
+        door=door,
         tokenizer=_tokenizer(str(vllm_config.model_config.tokenizer)),
     )
 

@@ -30,12 +30,14 @@ class Waiting:
 
     Attributes:
         id: Its name.
+        call: Which call's reply it is.
         parts: Its bytes, in order.
         nbytes: How many.
         expires: When it is forgotten, if nobody touches it.
     """
 
     id: str
+    call: str
     parts: tuple[memoryview, ...]
     nbytes: int
     expires: float
@@ -62,7 +64,7 @@ class Parking:
         #: Messages that nobody fetched in time.
         self.forgotten = 0
 
-    async def framed(self, owner: str, lease: str, parts: list[Any]) -> list[Any]:
+    async def framed(self, owner: str, lease: str, call: str, parts: list[Any]) -> list[Any]:
         """A message as a frame holds it: itself, or where it waits.
 
         Raises:
@@ -80,7 +82,7 @@ class Parking:
         mine = self._waiting.get((owner, lease))
         if mine is None:
             raise not_found("lease")
-        found = Waiting(uuid.uuid4().hex, views, nbytes, self._clock() + self._limits.parked_s)
+        found = Waiting(uuid.uuid4().hex, call, views, nbytes, self._clock() + self._limits.parked_s)
         mine[found.id] = found
         self._bytes[owner] += nbytes
         head = head_of(parts).contents
@@ -115,6 +117,11 @@ class Parking:
         found = self._waiting.get((owner, lease), {}).pop(name, None)
         if found is not None:
             self._gone(owner, found)
+
+    def end_call(self, owner: str, lease: str, call: str) -> None:
+        """A call is over that its kernel did not hear out."""
+        for one in [one for one in self._waiting.get((owner, lease), {}).values() if one.call == call]:
+            self.drop(owner, lease, one.id)
 
     def sweep(self) -> None:
         """Forget what nobody touched for too long."""

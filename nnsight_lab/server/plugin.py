@@ -87,6 +87,7 @@ class LabPlugin:
                 user=user.name,
                 admin=user.admin,
                 saved_bytes=self._settings.limits.saved_bytes,
+                door=desk.door.name,
             )
 
         state.nnsight_lab_describe = describe

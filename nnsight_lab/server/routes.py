@@ -16,6 +16,7 @@ from nnsight_lab.server.ledger import ServedEdit
 from nnsight_lab.server.limits import Refused, not_found
 from nnsight_lab.server.streamed import Streamed
 from nnsight_lab.wire.codec import WireError, decode, encode
+from nnsight_lab.wire.extent import Extent
 from nnsight_lab.wire.messages import BlockSaves, RequestSaves
 from nnsight_lab.wire.serving import ASKED_HEADER_BYTES, CONTENT_TYPE, PREFIX, CallAsked, EditAsked
 
@@ -131,6 +132,23 @@ async def peek(lease: str, request: Request) -> Response:
     """What a running request has saved so far."""
     found = await _desk(request).peek(asking(), lease, await request.body())
     return Response(found, media_type=CONTENT_TYPE)
+
+
+@router.post("/leases/{lease}/door")
+async def ticket(lease: str, request: Request) -> Response:
+    """What a kernel on this machine says at the door."""
+    desk, user = _desk(request), asking()
+    desk.ledger.lease(user, lease)
+    return JSONResponse({"ticket": desk.door.ticket(user.name, lease)})
+
+
+@router.post("/leases/{lease}/pieces")
+async def give_back(lease: str, request: Request) -> Response:
+    """Pieces of memory that a kernel looks at no more; the answer names what it need not map either."""
+    pieces: list[Any] = await _message(request, list)
+    if not all(type(piece) is Extent for piece in pieces):
+        raise Refused(400, "The request holds something else than pieces of memory.")
+    return Response(encode(_desk(request).door.give_back(asking().name, lease, pieces)))
 
 
 @router.get("/leases/{lease}/parked/{name}")

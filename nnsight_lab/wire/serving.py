@@ -12,7 +12,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from nnsight_lab.wire.extent import Packed
 from nnsight_lab.wire.messages import RequestSaves
 from nnsight_lab.wire.registry import register
 
@@ -115,7 +114,7 @@ class Served:
         sampling: The names of sampling settings.
         tokenizer: The tokenizer's files, by name.
         saved_bytes: What the blocks of one request may save.
-        shared_memory: Where saves wait for a kernel on the same machine; "" where they travel.
+        door: Where a kernel on the same machine asks for the memory that saves are in; "" where they travel.
     """
 
     protocol: int
@@ -128,7 +127,7 @@ class Served:
     sampling: tuple[str, ...]
     tokenizer: dict[str, bytes] = field(default_factory=dict)
     saved_bytes: int = 0
-    shared_memory: str = ""
+    door: str = ""
 
 
 @register
@@ -279,32 +278,15 @@ class Parked:
 
 
 @register
-@dataclass(frozen=True)
-class PieceHere:
-    """What one block saved that lies in memory which the asker may map.
-
-    Attributes:
-        sequence: Of which completion.
-        block: Which block.
-        packed: The values; the path of its extent is what the memory is called at the door.
-    """
-
-    sequence: int
-    block: str
-    packed: Packed
-
-
-@register
 @dataclass(frozen=True, eq=False)
 class SavesHere:
-    """`SavesSeen` for a kernel on the server's machine: what is large stays where it is.
+    """`SavesSeen` for a kernel on the server's machine: large values stay where the workers put them.
 
     Attributes:
         place: Its request's place in the call.
-        saves: The rest: small values, and errors.
-        pieces: Of one block the earliest rank's first.
+        ranks: What each rank collected; of a packed value, the path of its extent is what the slab is called
+            at the server's door.
     """
 
     place: int
-    saves: RequestSaves
-    pieces: tuple[PieceHere, ...]
+    ranks: tuple[RequestSaves, ...]

@@ -53,8 +53,8 @@ def test_a_small_message_rides_its_frame_and_a_large_one_waits_and_comes_in_piec
         parking = Parking(Limits())
         parking.open("alice", "k")
         small = parts(0.5)
-        assert await parking.framed("alice", "k", small) is small
-        frame = await parking.framed("alice", "k", parts(3))
+        assert await parking.framed("alice", "k", "call", small) is small
+        frame = await parking.framed("alice", "k", "call", parts(3))
         assert sum(len(part) for part in frame) < PARK_BYTES  # type: ignore[arg-type,misc]
         told = parked(frame)
         assert told.head == whole(parking, told)[: told.head_bytes]
@@ -76,7 +76,7 @@ def test_nobody_else_names_what_waits_and_it_ends_with_its_lease_or_its_time() -
         parking = Parking(Limits(parked_s=10), clock)
         for owner in ("alice", "bob"):
             parking.open(owner, "k")
-        told = parked(await parking.framed("alice", "k", parts(2)))
+        told = parked(await parking.framed("alice", "k", "call", parts(2)))
         for owner, lease in (("bob", "k"), ("alice", "other")):
             with pytest.raises(Refused, match="There is no reply of yours"):
                 parking.piece(owner, lease, told.id, 0, 1)
@@ -93,11 +93,11 @@ def test_nobody_else_names_what_waits_and_it_ends_with_its_lease_or_its_time() -
         clock.now = 20
         parking.sweep()
         assert parking.figures() == {"parked": 0, "parked_bytes": 0, "parked_forgotten": 1}
-        await parking.framed("alice", "k", parts(2))
+        await parking.framed("alice", "k", "call", parts(2))
         parking.close("alice", "k")
         assert parking.figures()["parked_bytes"] == 0
         with pytest.raises(Refused, match="There is no lease of yours"):
-            await parking.framed("alice", "k", parts(2))
+            await parking.framed("alice", "k", "call", parts(2))
 
     asyncio.run(run())
 
@@ -107,17 +107,20 @@ def test_what_is_too_much_at_once_waits_for_what_is_fetched_and_hinders_nobody_e
         parking = Parking(Limits(parked_bytes=5 * MIB))
         for owner in ("alice", "bob"):
             parking.open(owner, "k")
-        first = parked(await parking.framed("alice", "k", parts(4)))
-        second = asyncio.ensure_future(parking.framed("alice", "k", parts(4)))
-        await parking.framed("bob", "k", parts(4))
+        first = parked(await parking.framed("alice", "k", "call", parts(4)))
+        second = asyncio.ensure_future(parking.framed("alice", "k", "call", parts(4)))
+        await parking.framed("bob", "k", "call", parts(4))
         await asyncio.sleep(0)
         assert not second.done()
         parking.drop("alice", "k", first.id)
         told = parked(await asyncio.wait_for(second, 10))
         parking.drop("alice", "k", told.id)
         # One that is more than there may be at all waits alone.
-        assert parked(await asyncio.wait_for(parking.framed("alice", "k", parts(9)), 10)).nbytes > 9 * MIB
-        third = asyncio.ensure_future(parking.framed("alice", "k", parts(2)))
+        assert (
+            parked(await asyncio.wait_for(parking.framed("alice", "k", "call", parts(9)), 10)).nbytes
+            > 9 * MIB
+        )
+        third = asyncio.ensure_future(parking.framed("alice", "k", "call", parts(2)))
         await asyncio.sleep(0)
         parking.close("alice", "k")
         with pytest.raises(Refused):
