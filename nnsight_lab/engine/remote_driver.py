@@ -67,9 +67,10 @@ class RemoteDriver(Driver):
     Args:
         url: ``http://host:port``, with the path of a hub's service where there is one, or ``unix:/path``.
         token: Sent with each request; "" for none.
+        same_host: Whether saves are mapped, where the server is this user's and on this machine.
     """
 
-    def __init__(self, url: str, token: str) -> None:
+    def __init__(self, url: str, token: str, *, same_host: bool = True) -> None:
         super().__init__()
         self.url = url
         self.lease = uuid.uuid4().hex[:16]
@@ -81,6 +82,7 @@ class RemoteDriver(Driver):
         self._base = "http://localhost" if socket else url.rstrip("/")
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._fetcher = Fetcher(url, headers, refused)
+        self._same_host = same_host
         self._door: NextDoor | None = None
         self._http = httpx.Client(
             headers=headers,
@@ -120,7 +122,8 @@ class RemoteDriver(Driver):
             )
         self._asked("PUT", f"/leases/{self.lease}")
         self._renewed = time.monotonic()
-        self._enter(found.door)
+        if self._same_host:
+            self._enter(found.door)
         self.served = found
         threading.Thread(target=self._renew, daemon=True, name="nnsight-lab-lease").start()
         return found

@@ -117,7 +117,8 @@ def encode_parts(value: object, *, name: str = "value") -> list[Any]:
         if gap:
             parts.append(_PADDING[:gap])
         if tensor.nbytes:
-            parts.append(memory_of(tensor))
+            # As bytes: a memoryview of complex numbers cannot be looked at as any other thing.
+            parts.append(memory_of(tensor).reshape(-1).view(np.uint8))
         at = data + start + tensor.nbytes
     return parts
 

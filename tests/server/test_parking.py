@@ -70,6 +70,19 @@ def test_a_small_message_rides_its_frame_and_a_large_one_waits_and_comes_in_piec
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.bfloat16, torch.float8_e5m2, torch.bool])
+def test_values_of_every_kind_wait_as_bytes(dtype: torch.dtype) -> None:
+    async def run() -> None:
+        parking = Parking(Limits())
+        parking.open("alice", "k")
+        value = torch.randn(3 * MIB).to(dtype)
+        frame = await parking.framed("alice", "k", "call", encode_parts([value, value[5], value[:0]]))
+        found = decode(bytearray(whole(parking, parked(frame))))
+        assert encode(found) == encode([value, value[5], value[:0]])
+
+    asyncio.run(run())
+
+
 def test_nobody_else_names_what_waits_and_it_ends_with_its_lease_or_its_time() -> None:
     async def run() -> None:
         clock = Clock()
