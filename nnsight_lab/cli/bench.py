@@ -101,6 +101,22 @@ def add_parser(sub: Any) -> None:
     panel.add_argument("option", nargs="*", help="vLLM engine options, as name=value")
     panel.set_defaults(run=run_panel)
 
+    server = works.add_parser(
+        "server",
+        help="what a shared engine costs over plain vLLM's server and an engine of one's own (some minutes)",
+        description="OpenAI requests to our server and to plain vLLM's in interleaved rounds; traces over "
+        "loopback and in process; saves that are fetched, and that are mapped; attaching a new kernel.",
+    )
+    server.add_argument("--model", default="demo", help="as for `%%engine start` (default: demo)")
+    server.add_argument("--prompts", type=int, default=64, metavar="N", help="of one round (default: 64)")
+    server.add_argument("--tokens", type=int, default=16, metavar="N", help="new ones of each (default: 16)")
+    server.add_argument("--rounds", type=int, default=7, metavar="N")
+    server.add_argument("--traces", type=int, default=40, metavar="N", help="single ones (default: 40)")
+    server.add_argument("--saves-mb", type=int, default=1000, metavar="N", help="of one request")
+    server.add_argument("--json", action="store_true", help="print one JSON object")
+    server.add_argument("option", nargs="*", help="vLLM engine options, as name=value")
+    server.set_defaults(run=run_server)
+
 
 def run_engine(arguments: argparse.Namespace) -> int:
     # Local: torch and vLLM, which `--help` should not wait for.
@@ -244,6 +260,30 @@ def run_panel(arguments: argparse.Namespace) -> int:
     print(f"{found['prompts']} prompts x {found['new_tokens']} tokens, {found['rounds']} rounds")
     for name in ("generate", "saving_generate"):
         print(f"  {name + ', panel open / closed':<34} {found[f'{name}_with_panel_vs_without']:.3f}")
+    return 0
+
+
+def run_server(arguments: argparse.Namespace) -> int:
+    # Local: torch and vLLM, which `--help` should not wait for.
+    from nnsight_lab.bench.server import measure
+
+    found = measure(
+        arguments.model,
+        count=arguments.prompts,
+        tokens=arguments.tokens,
+        repeat=arguments.rounds,
+        traces=arguments.traces,
+        saves_mb=arguments.saves_mb,
+        say=_say,
+        **dict(_option(word) for word in arguments.option),
+    )
+    if arguments.json:
+        print(json.dumps(found, indent=1))
+        return 0
+    print(f"{found['prompts']} prompts x {found['new_tokens']} tokens, {found['saved_mb']} MB saved")
+    for name, value in found.items():
+        if isinstance(value, float):
+            print(f"  {name:<28} {value}")
     return 0
 
 

@@ -14,8 +14,8 @@ from nnsight_lab.errors import ServeRefused, nearest
 _TOKEN_ENV = "NNSIGHT_LAB_TOKEN"
 _LEAST = 16
 _LIMITS = (
-    "what one user may have: requests, edits, block_bytes, body_bytes, saved_bytes, kept_bytes, kept_s, "
-    "max_tokens, n, running, tokens_per_minute, blocks_bytes"
+    "what one user may have: requests, running, tokens_per_minute, max_tokens, n, edits, block_bytes, "
+    "blocks_bytes, body_bytes, body_s, json_bytes, saved_bytes, kept_bytes, kept_s, parked_bytes, parked_s"
 )
 
 

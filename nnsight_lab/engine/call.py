@@ -14,6 +14,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from nnsight_lab.wire.keys import SHARE_KEY
+
 if TYPE_CHECKING:
     from vllm import RequestOutput, SamplingParams
 
@@ -58,6 +60,7 @@ class LabRequest:
         block_source: The trace's block as it was written; its names that are modules in ``block_roots``.
         saves: What its blocks saved, once collected.
         parcels: By sequence and block, those of its saves that came through shared memory.
+        shared: Whether its saves are to be mapped by somebody else; then ``ranks`` is what the workers said.
     """
 
     prompt: Any
@@ -74,12 +77,20 @@ class LabRequest:
     output: RequestOutput | None = None
     saves: RequestSaves | None = None
     parcels: Parcels = field(default_factory=dict)
+    shared: bool = False
+    ranks: tuple[RequestSaves, ...] = ()
     _completions: dict[int, Any] = field(default_factory=dict)
 
     @property
     def has_blocks(self) -> bool:
         """Whether the worker tracks it."""
         return self.traced or bool(self.edits)
+
+    def share(self, share: str) -> None:
+        """Have its saves go to memory of their own owner's, for somebody to map."""
+        if self.has_blocks:
+            self.shared = True
+            self.params.extra_args = {**(self.params.extra_args or {}), SHARE_KEY: share}
 
     def update(self, output: RequestOutput) -> None:
         """Take the next output. One of a step may hold only the sequences that moved in it."""
@@ -110,6 +121,7 @@ class Call:
         future: Resolves to None when every request is finished and collected, or to the error.
         aborted: Set when the caller gave up.
         crowded: Whether others ran beside it, or what is left of an aborted one: its seconds say nothing.
+        heard_out: Whether its reader had all of it.
         peeks: Where somebody watches what the first request saves: what was seen of it.
     """
 
@@ -120,6 +132,10 @@ class Call:
     future: Future[None] = field(default_factory=Future)
     aborted: threading.Event = field(default_factory=threading.Event)
     crowded: bool = False
+    heard_out: bool = False
+    #: Bytes of large replies that were told of, and of those how many are here.
+    home_bytes: int = 0
+    brought_bytes: int = 0
     #: When it was submitted and over, by ``time.perf_counter()``, and the driver's ``home_s`` at submission.
     began: float = 0.0
     ended: float = 0.0
@@ -132,6 +148,10 @@ class Call:
     def progress(self) -> list[Progress]:
         """Every request as it stands."""
         return [request.progress(index) for index, request in enumerate(self.requests)]
+
+    def brought(self, nbytes: int) -> None:
+        """Note bytes of a reply that arrived."""
+        self.brought_bytes += nbytes
 
     def took(self, index: int, output: RequestOutput) -> None:
         """Note an output of request ``index``."""

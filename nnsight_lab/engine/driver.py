@@ -172,16 +172,24 @@ def take(requests: Sequence[LabRequest], payloads: Sequence[bytes | None], home:
     The earliest rank that reports a value wins; under tensor parallelism one rank reports it, under
     pipeline parallelism each stage those that it has.
     """
-    merged: dict[str, RequestSaves] = {}
-    parcels: dict[str, Parcels] = {}
+    ranks: dict[str, list[RequestSaves]] = {}
     for payload in payloads:
         for found in decode(payload) if payload else ():
-            seen = _opened(found, home, parcels.setdefault(found.request_id, {}))
-            known = merged.get(found.request_id)
-            merged[found.request_id] = seen if known is None else _merged(known, seen)
+            ranks.setdefault(found.request_id, []).append(found)
     for request in requests:
-        request.saves = merged.get(request.id)
-        request.parcels = parcels.get(request.id, {})
+        receive(request, ranks.get(request.id, ()), home)
+
+
+def receive(request: LabRequest, ranks: Sequence[RequestSaves], home: Homecoming) -> None:
+    """Give a request what each rank collected for it."""
+    merged: RequestSaves | None = None
+    parcels: Parcels = {}
+    for found in ranks:
+        seen = _opened(found, home, parcels)
+        merged = seen if merged is None else _merged(merged, seen)
+    request.saves, request.parcels = merged, parcels
+    if request.shared:
+        request.ranks = tuple(ranks)
 
 
 def _opened(saves: RequestSaves, home: Homecoming, parcels: Parcels) -> RequestSaves:

@@ -15,6 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
 import psutil
@@ -97,6 +98,8 @@ class Parcel:
         self._open_extent = open_extent
         #: The value for the caller, who takes it.
         self.first = unpack(packed, self._opened)
+        #: The pieces of memory it lies in.
+        self.pieces: Mapping[Extent, torch.Tensor] = MappingProxyType(self._memory)
         #: What it saved, by name.
         self.names = frozenset(self.first)
 
@@ -170,6 +173,11 @@ class Homecoming:
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True, name="nnsight-lab-saves")
         self._thread.start()
+
+    @property
+    def reader(self) -> SlabReader:
+        """What maps slabs."""
+        return self._reader
 
     def open(self, packed: Packed) -> Parcel:
         """A packed value; its tensors are views of the worker's memory."""

@@ -43,13 +43,20 @@ class RemoteSampling:
 class RemoteEngine(Engine):
     """An engine that a server runs; made by `nnsight_lab.attach`.
 
+    Args:
+        name: The engine's.
+        url: The server's.
+        token: Who asks; of the environment, where it is None.
+        same_host: Whether saves are mapped, where the server is this user's and on this machine.
+
     Attributes:
         url: The server's.
     """
 
-    def __init__(self, name: str, url: str, token: str | None = None) -> None:
+    def __init__(self, name: str, url: str, token: str | None = None, *, same_host: bool = True) -> None:
         self.url = url
         self._token = token
+        self._same_host = same_host
         mode: Mode = "async" if loop_is_running() else "sync"
         super().__init__(name, EngineConfig(url, mode))
 
@@ -57,7 +64,7 @@ class RemoteEngine(Engine):
         token = self._token
         if token is None and not self.url.startswith("unix:"):
             token = next((os.environ[name] for name in _TOKEN_ENVS if os.environ.get(name)), None)
-        self._remote = RemoteDriver(self.url, token or "")
+        self._remote = RemoteDriver(self.url, token or "", same_host=self._same_host)
         return self._remote
 
     def __repr__(self) -> str:

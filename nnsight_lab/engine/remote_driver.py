@@ -7,10 +7,11 @@ not reach for a while counts as gone.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -18,9 +19,12 @@ from urllib.parse import quote, urlsplit
 import httpx
 
 from nnsight_lab.engine.call import Call, LabRequest
-from nnsight_lab.engine.driver import Driver
+from nnsight_lab.engine.driver import Driver, receive
+from nnsight_lab.engine.fetching import Fetcher
+from nnsight_lab.engine.frames import messages
 from nnsight_lab.engine.peeks import Peeks
 from nnsight_lab.engine.remote_output import RemoteOutput
+from nnsight_lab.engine.same_host import NextDoor
 from nnsight_lab.errors import EngineDied, Interrupted, LabError, RequestRefused, ServerError
 from nnsight_lab.wire.codec import WireError, decode, encode
 from nnsight_lab.wire.keys import (
@@ -36,7 +40,6 @@ from nnsight_lab.wire.keys import (
 )
 from nnsight_lab.wire.serving import (
     CONTENT_TYPE,
-    FRAME_BYTES,
     LEASE_S,
     PREFIX,
     PROTOCOL,
@@ -45,7 +48,9 @@ from nnsight_lab.wire.serving import (
     CallOver,
     EditAsked,
     OutputSeen,
+    Parked,
     RequestAsked,
+    SavesHere,
     SavesSeen,
     Served,
 )
@@ -64,9 +69,10 @@ class RemoteDriver(Driver):
     Args:
         url: ``http://host:port``, with the path of a hub's service where there is one, or ``unix:/path``.
         token: Sent with each request; "" for none.
+        same_host: Whether saves are mapped, where the server is this user's and on this machine.
     """
 
-    def __init__(self, url: str, token: str) -> None:
+    def __init__(self, url: str, token: str, *, same_host: bool = True) -> None:
         super().__init__()
         self.url = url
         self.lease = uuid.uuid4().hex[:16]
@@ -76,8 +82,12 @@ class RemoteDriver(Driver):
         split = urlsplit(url)
         socket = split.path if split.scheme == "unix" else None
         self._base = "http://localhost" if socket else url.rstrip("/")
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._fetcher = Fetcher(url, headers, refused)
+        self._same_host = same_host
+        self._door: NextDoor | None = None
         self._http = httpx.Client(
-            headers={"Authorization": f"Bearer {token}"} if token else {},
+            headers=headers,
             timeout=httpx.Timeout(_ANSWER_S, connect=_CONNECT_S),
             transport=httpx.HTTPTransport(uds=socket, limits=httpx.Limits(max_connections=None)),
             trust_env=False,
@@ -114,9 +124,30 @@ class RemoteDriver(Driver):
             )
         self._asked("PUT", f"/leases/{self.lease}")
         self._renewed = time.monotonic()
+        if self._same_host:
+            self._enter(found.door)
         self.served = found
         threading.Thread(target=self._renew, daemon=True, name="nnsight-lab-lease").start()
         return found
+
+    def _enter(self, name: str) -> None:
+        """Map saves rather than fetch them, where the server is this user's and on this machine."""
+        door = NextDoor.find(name)
+        if door is None:
+            return
+        ticket = self._asked("POST", f"/leases/{self.lease}/door").json()["ticket"]
+        if not door.enter(ticket):
+            door.close()
+            return
+        self._door = door
+        self.home.reader.opener = door.open
+
+    def _give_back(self, pieces: bytes) -> list[str]:
+        """Say which pieces nobody looks at; returns slabs that need not be mapped any more."""
+        if self._door is None:
+            return []
+        gone = decode(self._asked("POST", f"/leases/{self.lease}/pieces", content=pieces).content)
+        return gone if type(gone) is list and all(type(path) is str for path in gone) else []
 
     def _renew(self) -> None:
         while not self._ended.wait(RENEW_S):
@@ -185,12 +216,15 @@ class RemoteDriver(Driver):
         self._calls.shutdown(wait=False, cancel_futures=True)
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._http.close()
+        self._fetcher.close()
+        if self._door is not None:
+            self._door.close()
 
     def rpc(self, method: str, *args: Any) -> Future[list[Any]]:
         ways: dict[str, Callable[..., Any]] = {
             REGISTER: self._install,
             CLEAR: self._clear,
-            RELEASE: lambda _: [],
+            RELEASE: self._give_back,
             COUNT: lambda: 0,
             LOOK: lambda question: self._relayed("look", question),
             PEEK: lambda question: self._relayed(f"leases/{self.lease}/peek", question),
@@ -235,6 +269,9 @@ class RemoteDriver(Driver):
         except BaseException as raised:
             error = raised
         self._under_way.pop(id(call), None)
+        if error is not None or call.aborted.is_set():
+            # What waits for this call, or was lent for it, is not asked for any more.
+            self._later(self._told_over, f"/leases/{self.lease}/calls/{call_id}")
         # An aborted call ends quietly, however its answer ended.
         call.resolve(None if call.aborted.is_set() else error)
 
@@ -267,7 +304,7 @@ class RemoteDriver(Driver):
                 if answer.is_error:
                     answer.read()
                     raise refused(answer)
-                for message in _messages(answer.iter_raw()):
+                for message in messages(answer.iter_raw()):
                     if self._took(call, start, decode(message)):
                         return
         except httpx.HTTPError as error:
@@ -284,8 +321,17 @@ class RemoteDriver(Driver):
                 self.finished(output)
             elif call.peeks is not None and not place and call.peeks.due():
                 self._peek(call.peeks, call.requests[0].id)
+        elif type(seen) is Parked:
+            fetched = self._fetched(call, seen)
+            if type(fetched) is Parked:
+                raise WireError("a parked reply says that it is parked")
+            return self._took(call, start, fetched)
         elif type(seen) is SavesSeen:
             call.requests[start + seen.place].saves = seen.saves
+        elif type(seen) is SavesHere:
+            began, opened = time.perf_counter(), self.home.opened_bytes
+            receive(call.requests[start + seen.place], seen.ranks, self.home)
+            self.came_home(began, opened)
         elif type(seen) is CallOver:
             if seen.error == Interrupted.__name__:
                 call.aborted.set()
@@ -298,6 +344,30 @@ class RemoteDriver(Driver):
         else:
             raise WireError(f"a call is not answered by a {type(seen).__name__}")
         return False
+
+    def _fetched(self, call: Call, parked: Parked) -> Any:
+        """A message that was too large for a frame."""
+        path = f"/leases/{self.lease}/parked/{quote(parked.id, safe='')}"
+        began = time.perf_counter()
+        call.home_bytes += parked.nbytes
+        try:
+            memory = self._fetcher.bring(
+                f"{PREFIX}{path}", parked, stopped=call.aborted.is_set, told=call.brought
+            )
+        finally:
+            self._later(self._told_over, path)
+        self.home_s += time.perf_counter() - began
+        return decode(memory)
+
+    def _later(self, work: Callable[[str], object], path: str) -> None:
+        """Have something said that nobody waits for; once the engine is let go of, nothing is."""
+        with contextlib.suppress(RuntimeError):
+            self._threads.submit(work, path)
+
+    def _told_over(self, path: str) -> None:
+        """Say that a reply is not needed any more; what is not heard ends by itself."""
+        with contextlib.suppress(ServerError):
+            self._asked("DELETE", path)
 
     def _peek(self, peeks: Peeks, request_id: str) -> None:
         """Look at what a running request saves, beside its tokens, which do not wait for it."""
@@ -350,31 +420,6 @@ def _asked_of(request: LabRequest) -> RequestAsked:
         wants_result=request.wants_result,
         lora=str(request.lora_request or ""),
     )
-
-
-def _messages(chunks: Iterator[bytes]) -> Iterator[bytearray]:
-    """The messages of an answer, each in memory of its own, which what is in it will look into."""
-    prefix = bytearray()
-    message: bytearray | None = None
-    filled = 0
-    for chunk in chunks:
-        view = memoryview(chunk)
-        while view:
-            if message is None:
-                need = FRAME_BYTES - len(prefix)
-                prefix += view[:need]
-                view = view[need:]
-                if len(prefix) == FRAME_BYTES:
-                    message, filled = bytearray(int.from_bytes(prefix, "little")), 0
-                    prefix = bytearray()
-                continue
-            took = min(len(view), len(message) - filled)
-            message[filled : filled + took] = view[:took]
-            filled += took
-            view = view[took:]
-            if filled == len(message):
-                yield message
-                message = None
 
 
 def refused(answer: httpx.Response) -> LabError:

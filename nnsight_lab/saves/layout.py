@@ -93,16 +93,17 @@ def form_of(spec: Spec) -> Form:
     return Form("U8", shape if width == 1 else [*shape, width])
 
 
-def lay_out(specs: Mapping[str, Spec], mark: str) -> Layout:
+def lay_out(specs: Mapping[str, Spec], mark: str, words: Mapping[str, str] | None = None) -> Layout:
     """Where each tensor goes.
 
     Args:
         specs: The tensors by the name that a plain reader sees.
         mark: Makes the header differ from that of every other file.
+        words: What else the file says.
     """
     sizes = {name: extent(list(spec.shape), item_bytes(spec)).nbytes for name, spec in specs.items()}
     order = sorted(specs, key=lambda name: -item_bytes(specs[name]))
-    header: dict[str, Any] = {_METADATA: {"format": "pt", "nnsight_lab": mark}}
+    header: dict[str, Any] = {_METADATA: {**(words or {}), "format": "pt", "nnsight_lab": mark}}
     at = 0
     for name in order:
         dtype, shape = form_of(specs[name])

@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -64,10 +64,14 @@ class _Slab:
     place: Place
     memory: mmap.mmap
     tensor: torch.Tensor
+    #: Whose pieces alone go in, for a reader maps all of it; "" for those of everybody else.
+    share: str
     #: Free pieces as (offset, size), by offset; neighbours are merged.
     free: list[tuple[int, int]] = field(default_factory=list)
     #: Since when nothing of it is in use (`time.monotonic`).
     idle_since: float = 0.0
+    #: Whether nothing new may go in: somebody may look at what was there.
+    retired: bool = False
 
     @property
     def idle(self) -> bool:
@@ -164,8 +168,12 @@ class SlabPool:
             "made_s": self.made_s,
         }
 
-    def allocate(self, nbytes: int) -> Extent:
+    def allocate(self, nbytes: int, share: str = "") -> Extent:
         """Reserve a piece.
+
+        Args:
+            nbytes: Its size.
+            share: Whose it is: pieces of two are never in one slab, not even one after the other.
 
         Raises:
             NoRoom: When neither memory nor disk has it.
@@ -175,12 +183,16 @@ class SlabPool:
         with self._lock:
             for place in self._places:
                 # Into slabs in use first, so that idle ones stay whole and can be given up.
-                slabs = [slab for slab in self._slabs.values() if slab.place is place]
+                slabs = [
+                    slab
+                    for slab in self._slabs.values()
+                    if slab.place is place and slab.share == share and not slab.retired
+                ]
                 for slab in sorted(slabs, key=lambda slab: slab.idle):
                     offset = slab.take(wanted)
                     if offset is not None:
                         return Extent(str(slab.path), slab.size, offset, wanted, self._rank)
-                grown = self._grow(place, wanted)
+                grown = self._grow(place, wanted, share)
                 if grown is not None:
                     offset = grown.take(wanted)
                     assert offset is not None
@@ -212,6 +224,18 @@ class SlabPool:
             self._trim()
             return self._gone[before:]
 
+    def retire(self, paths: Sequence[str]) -> None:
+        """Give slabs up that a reader may look at for ever: nothing new is written into them.
+
+        Pieces in use are given back as always, and may still be on their way in; the last one takes the slab
+        with it.
+        """
+        with self._lock:
+            for path in paths:
+                if path in self._slabs:
+                    self._slabs[path].retired = True
+            self._trim()
+
     def given_up(self) -> list[str]:
         """The files of all slabs given up since this was last asked."""
         with self._lock:
@@ -227,9 +251,9 @@ class SlabPool:
     def _trim(self) -> None:
         now, memory = time.monotonic(), self._places[0]
         idle = sorted((s for s in self._slabs.values() if s.idle), key=lambda slab: slab.idle_since)
-        kept = sum(slab.size for slab in idle if slab.place is memory)
+        kept = sum(slab.size for slab in idle if slab.place is memory and not slab.retired)
         for slab in idle:
-            if slab.place is not memory:
+            if slab.place is not memory or slab.retired:
                 self._drop(slab)
             elif kept > self._warm_bytes or (
                 kept > self._keep_bytes and now - slab.idle_since >= self._idle_s
@@ -237,7 +261,7 @@ class SlabPool:
                 self._drop(slab)
                 kept -= slab.size
 
-    def _grow(self, place: Place, wanted: int) -> _Slab | None:
+    def _grow(self, place: Place, wanted: int, share: str) -> _Slab | None:
         """A new slab, or None where the place has no room for it."""
         left = place.budget_bytes - place.used_bytes
         if left < wanted:
@@ -256,12 +280,12 @@ class SlabPool:
         # fits into. With such rests, memory that would have held a call went by disk, up to a quarter of it.
         fitting = MIN_SLAB // wanted * wanted if wanted > MIN_SLAB // 16 else MIN_SLAB
         for size in dict.fromkeys((min(max(wanted, fitting), left), wanted)):
-            made = self._make(place, size)
+            made = self._make(place, size, share)
             if made is not None:
                 return made
         return None
 
-    def _make(self, place: Place, size: int) -> _Slab | None:
+    def _make(self, place: Place, size: int, share: str) -> _Slab | None:
         """A new slab, or None where the file system has no room or cannot be written to."""
         began = time.perf_counter()
         path = place.folder / f"{slab_files.PREFIX}{self._name}.{os.getpid()}.{self._rank}.{self._tried}"
@@ -278,7 +302,7 @@ class SlabPool:
                 _log.exception("a slab of %d bytes could not be pinned", size)
                 path.unlink(missing_ok=True)
                 return None
-        slab = _Slab(path, size, place, memory, tensor, [(0, size)], time.monotonic())
+        slab = _Slab(path, size, place, memory, tensor, share, [(0, size)], time.monotonic())
         place.used_bytes += size
         self._slabs[str(path)] = slab
         self.made += 1
@@ -302,15 +326,39 @@ class _Mapped:
     pieces: int = 0
 
 
+_Map = TypeVar("_Map", bound=mmap.mmap)
+
+
+def open_slab(extent: Extent, kind: type[_Map] = mmap.mmap) -> _Map:  # type: ignore[assignment]
+    """The slab that a piece lies in, mapped by its name, which it loses."""
+    if not os.path.basename(extent.path).startswith(slab_files.PREFIX):
+        raise ValueError(f"{extent.path} is not a slab")
+    descriptor = os.open(extent.path, os.O_RDWR)
+    try:
+        if os.fstat(descriptor).st_size != extent.slab_bytes:
+            raise ValueError(f"{extent.path} is not {extent.slab_bytes} bytes long")
+        memory = kind(descriptor, extent.slab_bytes)
+    finally:
+        os.close(descriptor)
+    # Mapped on both sides now: without a name it cannot outlive them.
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(extent.path)
+    return memory
+
+
 class SlabReader:
     """The kernel's side: maps slabs, and knows when a piece is no longer looked at.
 
     Args:
         let_go: Called, from any thread, with a piece whose last tensor is gone.
+
+    Attributes:
+        opener: Maps a whole slab.
     """
 
     def __init__(self, let_go: Callable[[Extent], None]) -> None:
         self._let_go = let_go
+        self.opener: Callable[[Extent], mmap.mmap] = open_slab
         self._mapped: dict[str, _Mapped] = {}
         self._lock = threading.Lock()
         #: How many slabs were ever mapped.
@@ -344,21 +392,14 @@ class SlabReader:
     def _map(self, extent: Extent) -> _Mapped:
         mapped = self._mapped.get(extent.path)
         if mapped is None:
-            if not os.path.basename(extent.path).startswith(slab_files.PREFIX):
-                raise ValueError(f"{extent.path} is not a slab")
-            descriptor = os.open(extent.path, os.O_RDWR)
-            try:
-                if os.fstat(descriptor).st_size != extent.slab_bytes:
-                    raise ValueError(f"{extent.path} is not {extent.slab_bytes} bytes long")
-                memory = mmap.mmap(descriptor, extent.slab_bytes)
-            finally:
-                os.close(descriptor)
-            # Mapped on both sides now: without a name it cannot outlive them.
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(extent.path)
-            mapped = self._mapped[extent.path] = _Mapped(memory, extent.rank)
+            mapped = self._mapped[extent.path] = _Mapped(self.opener(extent), extent.rank)
             self.opened += 1
         return mapped
+
+    def slab(self, path: str) -> mmap.mmap | None:
+        """The whole of a slab that is mapped."""
+        mapped = self._mapped.get(path)
+        return None if mapped is None else mapped.memory
 
     def returned(self, extents: Sequence[Extent]) -> None:
         """Count out pieces that were let go of."""

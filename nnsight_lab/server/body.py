@@ -11,7 +11,7 @@ import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
-from nnsight_lab.server.limits import Limits, Refused, too_large
+from nnsight_lab.server.limits import Refused, too_large
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 
@@ -19,14 +19,13 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 _BYTES_PER_S = 256 * 1024
 
 
-def limited(headers: list[tuple[bytes, bytes]], receive: Receive, limits: Limits) -> Receive:
-    """Receives a request's body within the limits.
+def limited(headers: list[tuple[bytes, bytes]], receive: Receive, most: int, limit_s: float) -> Receive:
+    """Receives a request's body of at most ``most`` bytes, in ``limit_s`` seconds, a long one in more.
 
     Raises:
         Refused: Here where the header says too much already, and in what is returned where more comes, or
             comes too slowly.
     """
-    most = limits.body_bytes
     said = next((value for name, value in headers if name.lower() == b"content-length"), b"0")
     if said.isdigit() and int(said) > most:
         raise too_large(int(said), most, "The request")
@@ -38,12 +37,12 @@ def limited(headers: list[tuple[bytes, bytes]], receive: Receive, limits: Limits
         nonlocal seen, whole
         if whole:  # what is waited for now is that the client leaves
             return await receive()
-        left = began + limits.body_s + seen / _BYTES_PER_S - time.monotonic()
+        left = began + limit_s + seen / _BYTES_PER_S - time.monotonic()
         try:
             message = await asyncio.wait_for(receive(), max(0.0, left))
         except TimeoutError:
             raise Refused(
-                408, f"The request's body came too slowly to wait longer than {limits.body_s:g} s."
+                408, f"The request's body came too slowly to wait longer than {limit_s:g} s."
             ) from None
         seen += len(message.get("body") or b"")
         whole = not message.get("more_body")

@@ -33,6 +33,7 @@ def served(
     admin: bool,
     saved_bytes: int,
     requests: int,
+    door: str,
 ) -> Served:
     """The whole description, for one user."""
     from vllm import SamplingParams, __version__
@@ -55,6 +56,7 @@ def served(
         sampling=tuple(name for name in names if not name.startswith("_")),
         saved_bytes=saved_bytes,
         requests=requests,
+        door=door,
         tokenizer=_tokenizer(str(vllm_config.model_config.tokenizer)),
     )
 

@@ -11,28 +11,32 @@ import contextlib
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
+from functools import partial
 from typing import Any, NamedTuple
 
 from nnsight_lab.engine.call import Call, LabRequest
 from nnsight_lab.engine.sampling import refusal, sampling_params
 from nnsight_lab.errors import RequestRefused
 from nnsight_lab.server.condition import CONDITION
+from nnsight_lab.server.door import Door
 from nnsight_lab.server.driver import ServedDriver
 from nnsight_lab.server.identity import User
 from nnsight_lab.server.ledger import Ledger, ServedEdit
 from nnsight_lab.server.limits import Limits, Refused
 from nnsight_lab.server.notes import note
+from nnsight_lab.server.parking import Parking
 from nnsight_lab.server.seen import output_seen
 from nnsight_lab.server.stopper import Stopper
 from nnsight_lab.server.turns import Turns
 from nnsight_lab.wire.codec import WireError, decode, encode, encode_parts, size_of
-from nnsight_lab.wire.keys import BUDGET_KEY, CLEAR, EDITS_KEY, LOOK, PEEK, REGISTER, TRACE_KEY
+from nnsight_lab.wire.keys import BUDGET_KEY, CLEAR, EDITS_KEY, LOOK, PEEK, REGISTER, RETIRE, TRACE_KEY
 from nnsight_lab.wire.serving import (
     OPENAI_EDITS,
     CallAsked,
     CallOver,
     EditAsked,
     RequestAsked,
+    SavesHere,
     SavesSeen,
 )
 
@@ -107,6 +111,8 @@ class Desk:
         self.stopper = Stopper()
         #: Called by whoever sees first that the engine died.
         self.noticed: Callable[[], None] = lambda: None
+        self.parking = Parking(limits)
+        self.door = Door(self.driver.home.reader, lambda paths: self._rpc_later(RETIRE, paths), limits)
         self._loras = loras
         self._vocabulary = int(llm.vllm_config.model_config.get_vocab_size())
         self._ending: set[asyncio.Future[None]] = set()
@@ -114,6 +120,7 @@ class Desk:
 
     async def close(self) -> None:
         """The server ends."""
+        self.door.close()
         self._sweeping.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._sweeping
@@ -127,6 +134,10 @@ class Desk:
         if self.driver.dead():
             self.noticed()
         CONDITION.require()
+
+    def figures(self) -> dict[str, Any]:
+        """The books in figures."""
+        return {**self.ledger.figures(), **self.parking.figures(), **self.door.figures()}
 
     # -- edits -----------------------------------------------------------------------------------
 
@@ -151,13 +162,23 @@ class Desk:
         gone = [self.ledger.clear_edit(user, one) for one in edit_ids]
         await self._forget([edit for edit in gone if edit is not None])
 
+    def open_lease(self, user: User, lease: str) -> bool:
+        """Begin or renew a lease; whether it was not there."""
+        self.parking.open(user.name, lease)
+        return self.ledger.open_lease(user, lease)
+
     async def end_lease(self, owner: str, lease: str) -> None:
         """End all that hangs on a lease."""
+        self.parking.close(owner, lease)
+        self.door.end_lease(owner, lease)
         await self._forget(self.ledger.end_lease(owner, lease))
 
     async def _forget(self, edits: Sequence[ServedEdit]) -> None:
         if edits and not self.driver.dead():
             await self._rpc(CLEAR, [edit.registration for edit in edits])
+
+    def _rpc_later(self, method: str, *args: Any) -> asyncio.Future[list[Any]]:
+        return asyncio.ensure_future(self._rpc(method, *args))
 
     async def _rpc(self, method: str, *args: Any) -> list[Any]:
         return await asyncio.wrap_future(self.driver.rpc(method, *args))
@@ -177,12 +198,18 @@ class Desk:
         held = self._held(
             user, sum(one.params.n for one in requests), [edit for mine in edits for edit in mine]
         )
+        share = self.door.share(user.name, lease.id)
+        if share:
+            for request in requests:
+                request.share(share)
         call = Call(requests, live=asked.live)
         lease.calls[asked.id] = lambda: asyncio.ensure_future(self._abort(call))
 
         ours = {one.id: request.id for one, request in zip(asked.requests, requests, strict=True)}
         lease.requests.update(ours)
         self.driver.owners.update((request.id, user.name) for request in requests)
+
+        messages = self._messages(call, user.name, lease.id, asked.id)
 
         async def over() -> None:
             lease.calls.pop(asked.id, None)
@@ -193,14 +220,23 @@ class Desk:
             for request in requests:
                 self.driver.owners.pop(request.id, None)
             held.let_go()
+            if not call.heard_out:
+                self._not_heard(user.name, lease.id, asked.id)
 
-        return OpenCall(self._messages(call), over)
+        return OpenCall(messages, over)
 
     def abort(self, user: User, lease: str, call_id: str) -> None:
         """Abort a call; an unknown one is harmless."""
         abort = self.ledger.lease(user, lease).calls.get(call_id)
         if abort is not None:
             abort()
+        else:
+            self._not_heard(user.name, lease, call_id)
+
+    def _not_heard(self, owner: str, lease: str, call: str) -> None:
+        """A kernel did not hear a call out: nothing waits for it any more."""
+        self.parking.end_call(owner, lease, call)
+        self.door.withdraw(owner, lease, call)
 
     def abort_all(self) -> None:
         """Abort whatever runs, and refuse what waits: the server ends."""
@@ -295,7 +331,8 @@ class Desk:
             raise Refused(404, f"No LoRA is served as {name!r}.")
         return found
 
-    async def _messages(self, call: Call) -> AsyncIterator[list[Any]]:
+    async def _messages(self, call: Call, owner: str, lease: str, call_id: str) -> AsyncIterator[list[Any]]:
+        framed = partial(self.parking.framed, owner, lease, call_id)
         # Of each request the latest only: one that reads slowly gets fewer, not older ones.
         latest: dict[int, Any] = {}
         stir = asyncio.Event()
@@ -313,7 +350,7 @@ class Desk:
             while latest:
                 place, output = latest.popitem()
                 if not output.finished:
-                    yield [encode(output_seen(place, output))]
+                    yield await framed(encode_parts(output_seen(place, output)))
         error = call.future.exception()
         if error is not None:
             if self.driver.dead():
@@ -322,15 +359,27 @@ class Desk:
             return
         for place, request in enumerate(call.requests):
             if request.output is not None:
-                yield [encode(output_seen(place, request.output))]
+                yield await framed(encode_parts(output_seen(place, request.output)))
             if request.has_blocks:
-                yield encode_parts(SavesSeen(place, request.saves))
-                request.saves, request.parcels = None, {}
+                parts = encode_parts(self._saves(place, request, owner, lease, call_id))
+                request.saves, request.parcels, request.ranks = None, {}, ()
+                yield await framed(parts)
         aborted = call.aborted.is_set()
         if aborted and CONDITION.ending:
             yield [encode(CallOver("EngineDied", CONDITION.cause))]
         else:
             yield [encode(CallOver("Interrupted", "the requests were aborted") if aborted else CallOver())]
+        call.heard_out = True
+
+    def _saves(
+        self, place: int, request: LabRequest, owner: str, lease: str, call_id: str
+    ) -> SavesSeen | SavesHere:
+        """What a request's blocks saved: where it lies, for a kernel that may map that; else all of it."""
+        parcels = [parcel for some in request.parcels.values() for parcel in some]
+        pieces = [piece for parcel in parcels for piece in parcel.pieces.items()]
+        if request.shared and self.door.lend(owner, lease, call_id, pieces):
+            return SavesHere(place, request.ranks)
+        return SavesSeen(place, request.saves)
 
     # -- requests of OpenAI clients ------------------------------------------------------------------
 
@@ -444,6 +493,8 @@ class Desk:
             self.ledger.sweep()
             with contextlib.suppress(Exception):
                 self.turns.look(self.driver.processor().request_states)
+            self.parking.sweep()
+            self.door.sweep()
             for lease in self.ledger.expired():
                 with contextlib.suppress(Exception):
                     await self.end_lease(lease.owner, lease.id)

@@ -49,6 +49,8 @@ _SERVED = frozenset(
 _ADMIN = frozenset({"/metrics"})
 #: By user and HTTP's number.
 REFUSALS: Counter[tuple[str, int]] = Counter()
+#: Where a body is a codec message, whose tensors are no more than their bytes.
+_MESSAGES = frozenset({f"{PREFIX}/calls", f"{PREFIX}/edits"})
 _TAKEN_OFF = (b"x-request-id", b"authorization", b"x-api-key", b"cookie")
 
 
@@ -126,7 +128,8 @@ class Guard:
         if path not in _SERVED and path not in _ADMIN and not path.startswith(f"{PREFIX}/"):
             raise Refused(404, "Not served here.")
         asker.set(user)
-        return scope, limited(headers, receive, self._limits)
+        most = self._limits.body_bytes if path in _MESSAGES else self._limits.json_bytes
+        return scope, limited(headers, receive, most, self._limits.body_s)
 
 
 class _Answer:

@@ -91,7 +91,7 @@ class LabPlugin:
             "model": facts(engine_client.vllm_config).model,
             "state": CONDITION.state,
             "deaths": CONDITION.deaths,
-            **desk.ledger.figures(),
+            **desk.figures(),
         }
         modules: list[Any] = []
 
@@ -107,6 +107,7 @@ class LabPlugin:
                 admin=user.admin,
                 saved_bytes=self._settings.limits.saved_bytes,
                 requests=self._settings.limits.requests,
+                door=desk.door.name,
             )
 
         state.nnsight_lab_describe = describe

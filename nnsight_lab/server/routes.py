@@ -6,17 +6,18 @@ import asyncio
 from collections.abc import Iterator
 from typing import Any
 
-import torch
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
-from safetensors.torch import save as safetensors_bytes
 
 from nnsight_lab.server.desk import Desk, OpenCall, asking
+from nnsight_lab.server.kept_saves import KeptSaves
 from nnsight_lab.server.ledger import ServedEdit
 from nnsight_lab.server.limits import Refused, not_found
+from nnsight_lab.server.streamed import Streamed
 from nnsight_lab.wire.codec import WireError, decode, encode
-from nnsight_lab.wire.messages import BlockSaves, RequestSaves
-from nnsight_lab.wire.serving import CONTENT_TYPE, PREFIX, CallAsked, EditAsked
+from nnsight_lab.wire.extent import Extent
+from nnsight_lab.wire.messages import RequestSaves
+from nnsight_lab.wire.serving import ASKED_HEADER_BYTES, CONTENT_TYPE, PREFIX, CallAsked, EditAsked
 
 router = APIRouter(prefix=PREFIX)
 
@@ -31,7 +32,7 @@ def _desk(request: Request) -> Desk:
 
 async def _message(request: Request, kind: type[Any]) -> Any:
     try:
-        found = decode(await request.body())
+        found = decode(await request.body(), max_header_bytes=ASKED_HEADER_BYTES)
     except WireError as error:
         raise Refused(400, f"The request cannot be read: {error}.") from None
     if type(found) is not kind:
@@ -57,7 +58,7 @@ async def health(request: Request) -> Response:
 @router.put("/leases/{lease}")
 async def renew(lease: str, request: Request) -> Response:
     """Begin a lease (201), or say that its kernel is still there (204)."""
-    new = _desk(request).ledger.open_lease(asking(), lease)
+    new = _desk(request).open_lease(asking(), lease)
     return Response(status_code=201 if new else 204)
 
 
@@ -132,6 +133,37 @@ async def peek(lease: str, request: Request) -> Response:
     return Response(found, media_type=CONTENT_TYPE)
 
 
+@router.post("/leases/{lease}/door")
+async def ticket(lease: str, request: Request) -> Response:
+    """What a kernel on this machine says at the door."""
+    desk, user = _desk(request), asking()
+    desk.ledger.lease(user, lease)
+    return JSONResponse({"ticket": desk.door.ticket(user.name, lease)})
+
+
+@router.post("/leases/{lease}/pieces")
+async def give_back(lease: str, request: Request) -> Response:
+    """Pieces of memory that a kernel looks at no more; the answer names what it need not map either."""
+    pieces: list[Any] = await _message(request, list)
+    if not all(type(piece) is Extent for piece in pieces):
+        raise Refused(400, "The request holds something else than pieces of memory.")
+    return Response(encode(_desk(request).door.give_back(asking().name, lease, pieces)))
+
+
+@router.get("/leases/{lease}/parked/{name}")
+async def piece(lease: str, name: str, start: int, stop: int, request: Request) -> Response:
+    """Bytes of a reply that was too large for a frame."""
+    found = _desk(request).parking.piece(asking().name, lease, name, start, stop)
+    return Streamed(found, stop - start, CONTENT_TYPE)
+
+
+@router.delete("/leases/{lease}/parked/{name}")
+async def unpark(lease: str, name: str, request: Request) -> Response:
+    """The reply was fetched, or is not wanted; an unknown one is harmless."""
+    _desk(request).parking.drop(asking().name, lease, name)
+    return Response(status_code=204)
+
+
 @router.delete("/leases/{lease}/calls/{call_id}")
 async def abort(lease: str, call_id: str, request: Request) -> Response:
     """Abort a call; an unknown one is harmless."""
@@ -163,16 +195,8 @@ async def saves(
         break
     if found is None:
         raise not_found("request with saves")
-    tensors, metadata = _flat(found)
-    if name is not None:
-        if name not in tensors and name not in metadata:
-            raise not_found(f"save {name!r}")
-        tensors = {name: tensors[name]} if name in tensors else {}
-        metadata = {name: metadata[name]} if name in metadata else {}
-    if rows is not None:
-        tensors = {key: _rows(value, rows) for key, value in tensors.items()}
-    body = safetensors_bytes({key: value.contiguous() for key, value in tensors.items()}, metadata)
-    return Response(body, media_type="application/vnd.safetensors")
+    file = KeptSaves(found).file(name, rows)
+    return Streamed(file.chunks, file.nbytes, "application/vnd.safetensors")
 
 
 @router.delete("/saves/{request_id}")
@@ -251,44 +275,3 @@ def _framed(parts: list[Any]) -> Iterator[bytes]:
             yield bytes(view[at : at + _CHUNK_BYTES])
     if small:
         yield bytes(small)
-
-
-def _flat(saves: RequestSaves) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """Tensors by ``block/name`` (a list's by ``block/name/1``), the rest as text."""
-    tensors: dict[str, torch.Tensor] = {}
-    metadata: dict[str, str] = {}
-    for sequence in saves.sequences:
-        for block in sequence.blocks:
-            start = f"{block.block}" if sequence.index == 0 else f"{block.block}#{sequence.index}"
-            _flat_block(start, block, tensors, metadata)
-    if saves.error is not None:
-        metadata["error"] = f"{saves.error.type_name}: {saves.error.message}"
-    return tensors, metadata
-
-
-def _flat_block(
-    start: str, block: BlockSaves, tensors: dict[str, torch.Tensor], metadata: dict[str, str]
-) -> None:
-    if block.error is not None:
-        metadata[f"{start}/error"] = f"{block.error.type_name}: {block.error.message}"
-    todo: list[tuple[str, Any]] = [(f"{start}/{name}", value) for name, value in block.values.items()]
-    while todo:
-        key, value = todo.pop(0)
-        if isinstance(value, torch.Tensor):
-            tensors[key] = value
-        elif isinstance(value, list | tuple) and any(isinstance(item, torch.Tensor) for item in value):
-            todo = [(f"{key}/{place}", item) for place, item in enumerate(value)] + todo
-        elif isinstance(value, dict) and any(isinstance(item, torch.Tensor) for item in value.values()):
-            todo = [(f"{key}/{name}", item) for name, item in value.items()] + todo
-        else:
-            metadata[key] = repr(value)
-
-
-def _rows(value: torch.Tensor, rows: str) -> torch.Tensor:
-    start, colon, stop = rows.partition(":")
-    try:
-        if not colon:
-            raise ValueError
-        return value[slice(int(start) if start else None, int(stop) if stop else None)]
-    except (ValueError, IndexError):
-        raise Refused(400, f"rows={rows!r} is not a range of rows, such as 0:4.") from None

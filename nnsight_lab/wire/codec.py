@@ -43,16 +43,20 @@ __all__ = [
     "Node",
     "Record",
     "WireError",
+    "check_head",
     "decode",
     "encode",
     "encode_parts",
     "flatten",
+    "head_of",
     "register",
     "size_of",
     "unflatten",
 ]
 
 _PADDING: Final = bytes(63)
+#: Of the parts of a message, those that come before its tensors and what is between them.
+_HEAD_PARTS: Final = 4
 
 
 def _not_json(constant: str) -> object:
@@ -113,23 +117,56 @@ def encode_parts(value: object, *, name: str = "value") -> list[Any]:
         if gap:
             parts.append(_PADDING[:gap])
         if tensor.nbytes:
-            parts.append(memory_of(tensor))
+            # As bytes: a memoryview of complex numbers cannot be looked at as any other thing.
+            parts.append(memory_of(tensor).reshape(-1).view(np.uint8))
         at = data + start + tensor.nbytes
     return parts
 
 
-def decode(data: bytes | bytearray | memoryview) -> Any:
+class Head(NamedTuple):
+    """What of a message precedes its tensors' bytes.
+
+    Attributes:
+        contents: The bytes, up to the first tensor's.
+        nbytes: The length of the whole message.
+    """
+
+    contents: bytes
+    nbytes: int
+
+
+def head_of(parts: list[Any]) -> Head:
+    """The head of a message that `encode_parts` gave."""
+    sizes = [memoryview(part).nbytes for part in parts]
+    contents = b"".join(parts[:_HEAD_PARTS])
+    return Head(contents, sum(sizes))
+
+
+def check_head(head: bytes | bytearray | memoryview, nbytes: int) -> None:
+    """Refuse a head that is none, or that of a message of another length.
+
+    Raises:
+        WireError: Says why. Nothing was allocated for its tensors.
+    """
+    _read_header(memoryview(head).cast("B"), total=nbytes)
+
+
+def decode(data: bytes | bytearray | memoryview, *, max_header_bytes: int = MAX_HEADER_BYTES) -> Any:
     """Read a value from bytes that anyone may have written.
 
     All tensors and arrays are writable. From writable memory (a bytearray, a shared mapping) they are views
     of it: no copy is made, a change shows in ``data``, and each keeps all of it alive. From read-only bytes,
     or where ``data`` starts at an address that is no multiple of 16, each gets memory of its own.
 
+    Args:
+        data: The message.
+        max_header_bytes: Of its text, which becomes objects that are many times as large.
+
     Raises:
         WireError: It is not a message, or a damaged one; says why. Nothing larger than it was allocated.
     """
     view = memoryview(data).cast("B")
-    tree, spans, start = _read_header(view)
+    tree, spans, start = _read_header(view, most=max_header_bytes)
     raw: Bytes = np.frombuffer(view[start:], np.uint8) if start < len(view) else np.empty(0, np.uint8)
     own = view.readonly or raw.__array_interface__["data"][0] % 16 != 0
     taken = bytearray(len(spans))
@@ -164,8 +201,14 @@ class _Header(NamedTuple):
     data_start: int
 
 
-def _read_header(view: memoryview) -> _Header:
-    """Check everything but the tree's own forms."""
+def _read_header(view: memoryview, *, total: int | None = None, most: int = MAX_HEADER_BYTES) -> _Header:
+    """Check everything but the tree's own forms.
+
+    Args:
+        view: The message, or its beginning.
+        total: The length of the message, where this is its beginning.
+        most: What its header may have.
+    """
     if len(view) < PREFIX_BYTES:
         raise WireError(f"the message is cut off: {len(view)} bytes, and {PREFIX_BYTES} precede its header")
     if bytes(view[: len(MAGIC)]) != MAGIC:
@@ -177,8 +220,8 @@ def _read_header(view: memoryview) -> _Header:
         )
     length = int.from_bytes(view[len(MAGIC) + 1 : PREFIX_BYTES], "little")
     end = PREFIX_BYTES + length
-    if length > MAX_HEADER_BYTES:
-        raise WireError(f"the message claims a header of {length:,} bytes; {MAX_HEADER_BYTES:,} is the most")
+    if length > most:
+        raise WireError(f"the message claims a header of {length:,} bytes; {most:,} is the most")
     if end > len(view):
         raise WireError(f"the message is cut off: its header ends at byte {end:,}, and it has {len(view):,}")
     try:
@@ -200,8 +243,9 @@ def _read_header(view: memoryview) -> _Header:
         at = spans[-1].stop
     start = aligned(end) if spans else end
     # Exactly: a byte too many means that the two sides disagree about what was sent.
-    if start + at != len(view):
-        raise WireError(f"the message should have {start + at:,} bytes, and has {len(view):,}")
+    nbytes = len(view) if total is None else total
+    if start + at != nbytes:
+        raise WireError(f"the message should have {start + at:,} bytes, and has {nbytes:,}")
     return _Header(header["value"], spans, start)
 
 

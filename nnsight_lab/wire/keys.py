@@ -16,6 +16,9 @@ TRACE_BLOCK = "trace"
 #: In ``SamplingParams.extra_args``: how many bytes the request's blocks may save (int).
 BUDGET_KEY = "lab_budget"
 
+#: In ``SamplingParams.extra_args``: whose shared memory the request's saves go to (str); nobody else's do.
+SHARE_KEY = "lab_share"
+
 #: In vLLM's ``additional_config``: how a worker's saves travel (see `nnsight_lab.worker.courier`).
 SAVES_CONFIG = "nnsight_lab_saves"
 
@@ -24,6 +27,7 @@ COLLECT = "lab_collect"
 REGISTER = "lab_register"
 CLEAR = "lab_clear"
 RELEASE = "lab_release"
+RETIRE = "lab_retire"
 FREE = "lab_free"
 LOOK = "lab_look"
 PEEK = "lab_peek"

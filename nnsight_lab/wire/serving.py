@@ -2,8 +2,9 @@
 
 A request goes as the codec's bytes; its block is a field of bytes that the server passes on and never
 opens. A call is answered by frames, each the length of a message (u64, little endian) and the message, so
-that outputs arrive as they grow and saves when they are there. Nothing here acts, and nothing is pickled:
-neither end can be made to run code by what it reads.
+that outputs arrive as they grow and saves when they are there. No frame is long: a message of many bytes is
+parked at the server, and the frame says under which name; so neither end allocates what the other one only
+claims. Nothing here acts, and nothing is pickled: neither end can be made to run code by what it reads.
 """
 
 from __future__ import annotations
@@ -15,12 +16,21 @@ from nnsight_lab.wire.messages import RequestSaves
 from nnsight_lab.wire.registry import register
 
 #: Raised by one where an older other side would misread what is said.
-PROTOCOL = 1
+PROTOCOL = 2
 
 PREFIX = "/v1/lab"
 #: What a codec message is called in ``Content-Type``.
 CONTENT_TYPE = "application/x-nnsight-lab"
 FRAME_BYTES = 8
+#: A message longer than this is parked; up to so much of it, before its tensors, rides the frame.
+PARK_BYTES = 2**20
+HEAD_BYTES = 4 * PARK_BYTES
+#: No frame is longer, whatever it says.
+FRAME_MOST = 8 * PARK_BYTES
+#: What is fetched of a parked message at a time, and the most that is given at a time.
+PIECE_BYTES = 64 * 2**20
+#: Of a request to the server, the part that becomes Python objects, roughly twenty times as large.
+ASKED_HEADER_BYTES = 16 * 2**20
 
 #: In an OpenAI client's ``extra_body={"vllm_xargs": {…}}``: the names of the edits a request runs.
 OPENAI_EDITS = "nnsight_edits"
@@ -105,7 +115,7 @@ class Served:
         tokenizer: The tokenizer's files, by name.
         saved_bytes: What the blocks of one request may save.
         requests: How many one user may have at once; a longer call is sent in pieces. 0 where nobody said.
-        shared_memory: Where saves wait for a kernel on the same machine; "" where they travel.
+        door: Where a kernel on the same machine asks for the memory that saves are in; "" where they travel.
     """
 
     protocol: int
@@ -118,8 +128,8 @@ class Served:
     sampling: tuple[str, ...]
     tokenizer: dict[str, bytes] = field(default_factory=dict)
     saved_bytes: int = 0
-    shared_memory: str = ""
     requests: int = 0
+    door: str = ""
 
 
 @register
@@ -249,3 +259,36 @@ class CallOver:
 
     error: str = ""
     text: str = ""
+
+
+@register
+@dataclass(frozen=True)
+class Parked:
+    """A message that was too large for a frame: it waits at the server, and is fetched in pieces.
+
+    Attributes:
+        id: Under which it waits, among what hangs on the asker's lease.
+        nbytes: Its length.
+        head_bytes: How many of them precede its tensors' bytes: all that labels need.
+        head: Those bytes, where they are few; else they are fetched first.
+    """
+
+    id: str
+    nbytes: int
+    head_bytes: int
+    head: bytes = b""
+
+
+@register
+@dataclass(frozen=True, eq=False)
+class SavesHere:
+    """`SavesSeen` for a kernel on the server's machine: large values stay where the workers put them.
+
+    Attributes:
+        place: Its request's place in the call.
+        ranks: What each rank collected; of a packed value, the path of its extent is what the slab is called
+            at the server's door.
+    """
+
+    place: int
+    ranks: tuple[RequestSaves, ...]

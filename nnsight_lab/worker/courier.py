@@ -105,12 +105,13 @@ class Courier:
         """What the pieces in use take."""
         return self._pool.used_bytes
 
-    def pack(self, values: dict[str, Any], *, allowed_bytes: int | None = None) -> Parcel:
+    def pack(self, values: dict[str, Any], *, allowed_bytes: int | None = None, share: str = "") -> Parcel:
         """Take a block's values out of the model's memory.
 
         Args:
             values: Name -> what was saved.
             allowed_bytes: The request's own limit.
+            share: Whose slabs they go to, where somebody is to map them; "" for everybody else's.
         """
         kept, refused = values, None
         try:
@@ -129,7 +130,7 @@ class Courier:
         if small and not any(source.is_cuda for source in layout.sources):
             return Parcel(kept, error=refused)
         try:
-            extent = self._pool.allocate(layout.nbytes)
+            extent = self._pool.allocate(layout.nbytes, share)
         except NoRoom as full:
             if small:
                 return Parcel(kept, error=refused)
@@ -155,6 +156,10 @@ class Courier:
     def release(self, extents: Sequence[Extent]) -> list[str]:
         """Pieces the kernel no longer looks at."""
         return self._pool.release(extents)
+
+    def retire(self, paths: Sequence[str]) -> None:
+        """Slabs that somebody may look at for ever."""
+        self._pool.retire(paths)
 
     def given_up(self) -> list[str]:
         """Files of slabs given up since this was last asked."""

@@ -17,7 +17,7 @@ from nnsight.modeling.vllm.model_runners.GPUModelRunner import Request, Requests
 
 from nnsight_lab.blocks import errors
 from nnsight_lab.blocks.block import Block
-from nnsight_lab.wire.keys import BUDGET_KEY, EDITS_KEY, TRACE_BLOCK, TRACE_KEY
+from nnsight_lab.wire.keys import BUDGET_KEY, EDITS_KEY, SHARE_KEY, TRACE_BLOCK, TRACE_KEY
 from nnsight_lab.wire.messages import BlockSaves, RequestSaves, SequenceSaves, WorkerError
 from nnsight_lab.worker.caches import plain
 from nnsight_lab.worker.courier import Courier, Parcel
@@ -40,12 +40,13 @@ class Template(NamedTuple):
 class LabRequest(Request):
     """A tracked request; ``copies`` is keyed by registration id, in the order the edits run."""
 
-    __slots__ = ("allowed_bytes", "block_errors", "names")
+    __slots__ = ("allowed_bytes", "block_errors", "names", "share")
 
     def __init__(self, request_id: str) -> None:
         super().__init__(request_id)
         self.names: dict[str, str] = {}
         self.allowed_bytes: int | None = None
+        self.share = ""
         self.block_errors: dict[str, WorkerError] = {}
 
 
@@ -107,6 +108,7 @@ class LabRequests(Requests):
                 continue
             request = self.requests[data.req_id] = LabRequest(data.req_id)
             request.allowed_bytes = extra.get(BUDGET_KEY)
+            request.share = extra.get(SHARE_KEY, "")
             for registration_id in wanted:
                 template = self.templates.get(registration_id)
                 if template is None:
@@ -300,7 +302,7 @@ class LabRequests(Requests):
         # The block's own order of binding, which is the order a reader expects.
         saved = {name: scope[name] for name in scope if name in names}
         values = {name: plain(value) for name, value in saved.items()}
-        mediator.parcel = self.courier.pack(values, allowed_bytes=request.allowed_bytes)
+        mediator.parcel = self.courier.pack(values, allowed_bytes=request.allowed_bytes, share=request.share)
 
     def _capture(self, mediator: BlockMediator, exception: BaseException) -> WorkerError:
         requested = list(mediator.requested.items())

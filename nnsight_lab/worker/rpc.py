@@ -49,6 +49,11 @@ class LabRPC:
         gone: list[str] = self.model_runner.lab_release(extents)
         return gone
 
+    def lab_retire(self, paths: list[str]) -> list[str]:
+        """Never write to these files of shared memory again; returns the files given up."""
+        gone: list[str] = self.model_runner.lab_retire(paths)
+        return gone
+
     def lab_used_bytes(self) -> int:
         """Bytes of shared memory in use by saves that the kernel still looks at."""
         return int(self.model_runner.courier.used_bytes)

@@ -147,6 +147,11 @@ class LabRunner(NNsightGPUModelRunner):
         self.heap.trim()  # asked between calls, where nobody waits for it
         return self.courier.given_up()
 
+    def lab_retire(self, paths: list[str]) -> list[str]:
+        """Never write to these files of shared memory again; returns the files given up."""
+        self.courier.retire(paths)
+        return self.courier.given_up()
+
     def lab_slabs(self) -> dict[str, Any]:
         """This rank's shared memory in figures."""
         return self.courier.figures()

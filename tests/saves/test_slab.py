@@ -257,3 +257,29 @@ def test_a_view_of_any_dtype_lies_in_shared_memory_as_its_own_elements(
         }
         assert got.view(torch.uint8).flatten().equal(raw.flatten()[bytes_of[view].flatten()])
     slabs.close()
+
+
+def test_pieces_of_two_who_map_them_are_never_in_one_slab(name: str, tmp_path: Path) -> None:
+    slabs = pool(name, tmp_path, 4 * MIN_SLAB)
+    first, second, common = (slabs.allocate(MIB, share) for share in ("alice", "bob", ""))
+    assert len({first.path, second.path, common.path}) == 3
+    assert slabs.allocate(MIB, "alice").path == first.path
+    slabs.release([first])
+    # Nor one after the other, for whoever mapped it may look at it still.
+    assert slabs.allocate(MIB, "bob").path == second.path
+    slabs.close()
+
+
+def test_a_retired_slab_is_never_written_again_and_goes_with_its_last_piece(
+    name: str, tmp_path: Path
+) -> None:
+    slabs = pool(name, tmp_path, 4 * MIN_SLAB)
+    first, second = slabs.allocate(MIB, "alice"), slabs.allocate(MIB, "alice")
+    slabs.release([first])
+    slabs.retire([first.path, "not there"])
+    assert slabs.allocate(MIB, "alice").path != first.path
+    assert slabs.view(second).numel() == MIB  # what is on its way in still comes
+    assert slabs.given_up() == []
+    assert slabs.release([second]) == [first.path]
+    assert slabs.release([first, second]) == []
+    slabs.close()

@@ -110,6 +110,31 @@ def test_what_the_workers_are_told_cannot_be_said_by_a_client(client, key, value
     assert done.choices[0].text == PARIS
 
 
+def test_large_saves_are_sent_from_where_they_lie_whole_or_some_rows(attach, client, server):
+    engine = attach()
+    model = engine.model
+    with engine.edit("wide") as (_tracer, edit):
+        length = model.model.layers[1].output[0].shape[0]
+        wide = (torch.arange(2_000_000).reshape(1000, 2000) + length).save()  # noqa: F841
+        phase = torch.full((9, 5), 1 + 2j).save()  # noqa: F841
+        empty = torch.empty(0, 7).save()  # noqa: F841
+        number = torch.tensor(2.5).save()  # noqa: F841
+        word = ["plain", 5].save()  # noqa: F841
+    done = client.completions.create(**ASKED)
+    expected = torch.arange(2_000_000).reshape(1000, 2000) + 9
+    _, tensors = saved(server, done.id)
+    assert sorted(tensors) == ["wide/empty", "wide/number", "wide/phase", "wide/wide"]
+    assert torch.equal(tensors["wide/wide"], expected)
+    assert torch.equal(torch.view_as_complex(tensors["wide/phase"]), torch.full((9, 5), 1 + 2j))
+    assert (tensors["wide/empty"].shape, tensors["wide/number"]) == ((0, 7), 2.5)
+    for rows, cut in (("3:5", slice(3, 5)), ("-2:", slice(-2, None)), (":4", slice(4)), ("999:5", slice(0))):
+        _, part = saved(server, done.id, name="wide/wide", rows=rows)
+        assert torch.equal(part["wide/wide"], expected[cut])
+    assert saved(server, done.id, name="wide/number", rows="0:1")[0] == 400
+    assert saved(server, done.id, name="wide/word")[1] == {}
+    edit.clear()
+
+
 def test_saves_are_their_owners_and_are_forgotten(attach, client, server):
     engine = attach()
     mute(engine)
