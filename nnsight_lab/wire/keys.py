@@ -7,6 +7,8 @@ from pathlib import Path
 
 #: In ``SamplingParams.extra_args``: the pickled block of a trace (bytes).
 TRACE_KEY = "lab_trace"
+#: In ``SamplingParams.extra_args``: a block of this package's own, as the codec's bytes.
+DECLARED_KEY = "lab_declared"
 #: In ``SamplingParams.extra_args``: the edits a request runs, as ``[registration id, ...]`` in order.
 EDITS_KEY = "lab_edits"
 
@@ -19,9 +21,14 @@ BUDGET_KEY = "lab_budget"
 #: In vLLM's ``additional_config``: how a worker's saves travel (see `nnsight_lab.worker.courier`).
 SAVES_CONFIG = "nnsight_lab_saves"
 
+#: In vLLM's ``additional_config``: how far blocks are trusted (see `nnsight_lab.worker.declarations`).
+TRUST_CONFIG = "nnsight_lab_trust"
+
 #: Worker methods reached by ``collective_rpc``.
 COLLECT = "lab_collect"
 REGISTER = "lab_register"
+#: The same of an edit that is data.
+DECLARE = "lab_declare"
 CLEAR = "lab_clear"
 RELEASE = "lab_release"
 FREE = "lab_free"

@@ -14,6 +14,10 @@ class LabRPC:
         """Install an edit."""
         self.model_runner.lab_register(registration_id, payload, name)
 
+    def lab_declare(self, registration_id: str, payload: bytes, name: str) -> None:
+        """Install an edit that was told as data: nothing of it is unpickled."""
+        self.model_runner.lab_declare(registration_id, payload, name)
+
     def lab_clear(self, registration_ids: list[str]) -> None:
         """Forget edits."""
         self.model_runner.lab_clear(registration_ids)
