@@ -113,6 +113,10 @@ class EngineService(EngineSleep):
                 stacklevel=7,
             )
 
+    def shown_options(self) -> tuple[tuple[str, object], ...]:
+        """What people are told of how it runs."""
+        return self.config.options
+
     def scoped_edit(self, block: Block) -> tuple[EditVersion, Future[list[Any]]]:
         """Install a block for the requests of one call only; `drop` takes it off.
 

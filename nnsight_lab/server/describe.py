@@ -25,7 +25,14 @@ _TOKENIZER_BYTES = 32 * 2**20
 
 
 def served(
-    vllm_config: Any, modules: tuple[ModuleSeen, ...], *, level: str, user: str, admin: bool, saved_bytes: int
+    vllm_config: Any,
+    modules: tuple[ModuleSeen, ...],
+    *,
+    level: str,
+    jail: str,
+    user: str,
+    admin: bool,
+    saved_bytes: int,
 ) -> Served:
     """The whole description, for one user."""
     from vllm import SamplingParams, __version__
@@ -41,6 +48,7 @@ def served(
             "python": platform.python_version(),
         },
         level=level,
+        jail=jail,
         user=user,
         admin=admin,
         facts=facts(vllm_config),

@@ -17,13 +17,26 @@ from typing import Any, NamedTuple
 from nnsight_lab.engine.call import Call, LabRequest
 from nnsight_lab.engine.sampling import refusal, sampling_params
 from nnsight_lab.errors import RequestRefused
+from nnsight_lab.server.audit import audit
 from nnsight_lab.server.driver import ServedDriver
 from nnsight_lab.server.identity import User
 from nnsight_lab.server.ledger import Ledger, ServedEdit
 from nnsight_lab.server.limits import Limits, Refused
 from nnsight_lab.server.seen import output_seen
+from nnsight_lab.server.trust import Trust
+from nnsight_lab.steps.form import to_json
 from nnsight_lab.wire.codec import WireError, decode, encode, encode_parts, size_of
-from nnsight_lab.wire.keys import BUDGET_KEY, CLEAR, EDITS_KEY, LOOK, PEEK, REGISTER, TRACE_KEY
+from nnsight_lab.wire.keys import (
+    BUDGET_KEY,
+    CLEAR,
+    DECLARE,
+    DECLARED_KEY,
+    EDITS_KEY,
+    LOOK,
+    PEEK,
+    REGISTER,
+    TRACE_KEY,
+)
 from nnsight_lab.wire.serving import (
     OPENAI_EDITS,
     CallAsked,
@@ -86,11 +99,13 @@ class Desk:
     Args:
         llm: vLLM's engine client.
         limits: Each user's.
+        trust: What it takes.
         loras: Finds a served LoRA by name.
     """
 
-    def __init__(self, llm: Any, limits: Limits, loras: Any = None) -> None:
+    def __init__(self, llm: Any, limits: Limits, trust: Trust, loras: Any = None) -> None:
         self.ledger = Ledger(limits)
+        self.trust = trust
         self.driver = ServedDriver(asyncio.get_running_loop(), llm)
         self._loras = loras
         self._vocabulary = int(llm.vllm_config.model_config.get_vocab_size())
@@ -111,21 +126,37 @@ class Desk:
         Raises:
             Refused: The books, or the workers, do not take it.
         """
+        steps = None
+        if asked.declared:
+            steps = to_json(await self.trust.steps_of(asked.payload))
+        else:
+            self.trust.refuse_code()
         edit = self.ledger.add_edit(user, asked)
+        edit.steps = steps
         try:
-            await self._rpc(REGISTER, edit.registration, asked.payload, asked.name)
+            await self._rpc(
+                DECLARE if asked.declared else REGISTER, edit.registration, asked.payload, asked.name
+            )
         except Exception as error:
             self.ledger.clear_edit(user, asked.id)
             raise Refused(400, f"The workers could not read the block ({_line(error)}).") from None
+        audit.note("edit install", user.name, asked.id, declared=asked.declared, nbytes=len(asked.payload))
 
     async def clear(self, user: User, edit_ids: Sequence[str]) -> None:
         """Clear edits of this user; unknown ids are harmless."""
+        for one in edit_ids:
+            known = self.ledger.has_edit(user, one)
+            audit.note("edit clear", user.name, one, decision="done" if known else "unknown")
         gone = [self.ledger.clear_edit(user, one) for one in edit_ids]
         await self._forget([edit for edit in gone if edit is not None])
 
-    async def end_lease(self, owner: str, lease: str) -> None:
+    async def end_lease(self, owner: str, lease: str, why: str = "") -> None:
         """End all that hangs on a lease."""
-        await self._forget(self.ledger.end_lease(owner, lease))
+        known = self.ledger.holds(owner, lease)
+        edits = self.ledger.end_lease(owner, lease)
+        decision = "done" if known else "unknown"
+        audit.note("lease end", owner, lease, decision=decision, why=why, edits=len(edits))
+        await self._forget(edits)
 
     async def _forget(self, edits: Sequence[ServedEdit]) -> None:
         if edits:
@@ -143,6 +174,11 @@ class Desk:
             Refused: It names what is not there, or is more than its owner may have.
         """
         lease = self.ledger.lease(user, asked.lease)
+        for one in asked.requests:
+            if one.block is not None:
+                self.trust.refuse_code()
+            if one.declared is not None:
+                self.trust.look(one.declared)
         edits = [self.ledger.named(user, one.edits) for one in asked.requests]
         requests = [self._request(one, mine) for one, mine in zip(asked.requests, edits, strict=True)]
         held = self._held(
@@ -153,6 +189,7 @@ class Desk:
 
         ours = {one.id: request.id for one, request in zip(asked.requests, requests, strict=True)}
         lease.requests.update(ours)
+        audit.note("request begin", user.name, asked.id, requests=len(requests))
 
         async def over() -> None:
             lease.calls.pop(asked.id, None)
@@ -161,6 +198,7 @@ class Desk:
             if not call.future.done():
                 await asyncio.wrap_future(self.driver.abort(call))
             held.let_go()
+            audit.note("request end", user.name, asked.id, decision=_became(call), **_counts(call.requests))
 
         return OpenCall(self._messages(call), over)
 
@@ -190,13 +228,13 @@ class Desk:
             params = sampling_params(asked.settings)
         except RequestRefused as refused:
             raise Refused(400, str(refused)) from None
-        self._bound(params, asked.save_budget, [e.registration for e in edits], asked.block)
+        self._bound(params, asked.save_budget, [e.registration for e in edits], asked.block, asked.declared)
         return LabRequest(
             self._prompt(asked.prompt),
             params,
             # Only whether there are any matters here: the books hold them.
             edits=tuple(edits),  # type: ignore[arg-type]
-            traced=asked.block is not None,
+            traced=asked.block is not None or asked.declared is not None,
             wants_result=asked.wants_result,
             lora_request=self._lora(asked.lora),
         )
@@ -218,17 +256,26 @@ class Desk:
                 return prompt
         raise Refused(400, "A prompt is text, or ids of tokens that the model has; nothing else is served.")
 
-    def _bound(self, params: Any, budget: int | None, edits: list[str], block: bytes | None) -> None:
+    def _bound(
+        self,
+        params: Any,
+        budget: int | None,
+        edits: list[str],
+        block: bytes | None = None,
+        declared: bytes | None = None,
+    ) -> None:
         """Put blocks and limits on a request, whatever it came with."""
         limits = self.ledger.limits
         extra: dict[str, Any] = {}
-        if edits or block is not None:
+        if edits or block is not None or declared is not None:
             extra[BUDGET_KEY] = min(limits.saved_bytes, limits.saved_bytes if budget is None else budget)
             extra[EDITS_KEY] = edits
             if hasattr(params, "skip_reading_prefix_cache"):
                 params.skip_reading_prefix_cache = True
         if block is not None:
             extra[TRACE_KEY] = block
+        if declared is not None:
+            extra[DECLARED_KEY] = declared
         params.extra_args = extra or None
         if limits.max_tokens is not None:
             params.max_tokens = min(params.max_tokens or limits.max_tokens, limits.max_tokens)
@@ -288,8 +335,9 @@ class Desk:
         extra: Mapping[str, Any] = params.extra_args or {}
         edits = self.ledger.chosen(user, extra.get(OPENAI_EDITS))
         params = params.clone()
-        self._bound(params, None, [edit.registration for edit in edits], None)
+        self._bound(params, None, [edit.registration for edit in edits])
         held = self._held(user, params.n, edits)
+        audit.note("request begin", user.name, request_id, requests=params.n, edits=len(edits))
         stream = self._openai(user, edits, held, generate, prompt, params, request_id, settings)
         # A generator that nobody begins has no end of its own: of several prompts, one may be refused.
         weakref.finalize(stream, held.let_go).atexit = False
@@ -328,14 +376,22 @@ class Desk:
         collected = not edits
         try:
             async for output in stream:
+                request.output = output
                 if output.finished and not collected:
-                    request.output = output
                     await self.driver.collect(request)
                     collected = True
                     self._keep(user, request)
                 yield output
         finally:
             # A task of its own: a client that left cancels this one, at every await anew.
+            done = request.output is not None and request.output.finished
+            audit.note(
+                "request end",
+                user.name,
+                request_id,
+                decision="done" if done else "aborted",
+                **_counts([request]),
+            )
             ending = asyncio.ensure_future(self._end(held, stream, None if collected else request_id))
             self._ending.add(ending)
             ending.add_done_callback(self._ending.discard)
@@ -364,7 +420,7 @@ class Desk:
             self.ledger.sweep()
             for lease in self.ledger.expired():
                 with contextlib.suppress(Exception):
-                    await self.end_lease(lease.owner, lease.id)
+                    await self.end_lease(lease.owner, lease.id, "nobody renewed it")
 
 
 def _over(error: BaseException) -> CallOver:
@@ -374,6 +430,22 @@ def _over(error: BaseException) -> CallOver:
     if refused is not None:
         return CallOver("RequestRefused", str(refused))
     return CallOver("EngineDied", _line(error))
+
+
+def _became(call: Call) -> str:
+    """What became of a call, in a word of the audit log."""
+    if call.aborted.is_set() or not call.future.done():
+        return "aborted"
+    return "done" if call.future.exception() is None else "failed"
+
+
+def _counts(requests: Sequence[LabRequest]) -> dict[str, Any]:
+    """How many tokens requests had; not which."""
+    outputs = [one.output for one in requests if one.output is not None]
+    return {
+        "prompt_tokens": sum(len(one.prompt_token_ids or ()) for one in outputs),
+        "generated_tokens": sum(len(part.token_ids) for one in outputs for part in one.outputs),
+    }
 
 
 def _line(error: BaseException) -> str:

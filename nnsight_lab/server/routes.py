@@ -11,6 +11,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from safetensors.torch import save as safetensors_bytes
 
+from nnsight_lab.server.audit import audit
 from nnsight_lab.server.desk import Desk, OpenCall, asking
 from nnsight_lab.server.ledger import ServedEdit
 from nnsight_lab.server.limits import Refused, not_found
@@ -58,6 +59,8 @@ async def health(request: Request) -> Response:
 async def renew(lease: str, request: Request) -> Response:
     """Begin a lease (201), or say that its kernel is still there (204)."""
     new = _desk(request).ledger.open_lease(asking(), lease)
+    if new:
+        audit.note("attach", asking().name, lease)
     return Response(status_code=201 if new else 204)
 
 
@@ -101,6 +104,7 @@ async def change(edit_id: str, request: Request) -> Response:
             ledger.publish(user, edit_id, value)
         else:
             raise Refused(400, f"An edit has no {name!r} to change; it has on and published.")
+    audit.note("edit change", user.name, edit_id, on=edit.on, published=edit.published)
     return JSONResponse(_told(edit, user.name))
 
 
@@ -233,6 +237,7 @@ def _told(edit: ServedEdit, asker: str) -> dict[str, Any]:
         "mine": edit.owner == asker,
         "on": edit.on,
         "published": edit.published,
+        "steps": edit.steps,
     }
 
 

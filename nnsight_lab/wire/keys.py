@@ -21,15 +21,14 @@ BUDGET_KEY = "lab_budget"
 #: In vLLM's ``additional_config``: how a worker's saves travel (see `nnsight_lab.worker.courier`).
 SAVES_CONFIG = "nnsight_lab_saves"
 
-#: In vLLM's ``additional_config``: how far blocks are trusted (see `nnsight_lab.worker.declarations`).
-TRUST_CONFIG = "nnsight_lab_trust"
-
 #: Worker methods reached by ``collective_rpc``.
 COLLECT = "lab_collect"
 REGISTER = "lab_register"
 #: The same of an edit that is data.
 DECLARE = "lab_declare"
 CLEAR = "lab_clear"
+#: How far blocks are trusted from now on.
+TRUST = "lab_trust"
 RELEASE = "lab_release"
 FREE = "lab_free"
 LOOK = "lab_look"

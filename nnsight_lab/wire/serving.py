@@ -104,6 +104,7 @@ class Served:
         sampling: The names of sampling settings.
         tokenizer: The tokenizer's files, by name.
         saved_bytes: What the blocks of one request may save.
+        jail: What the workers' jail is, in one line.
         shared_memory: Where saves wait for a kernel on the same machine; "" where they travel.
     """
 
@@ -118,6 +119,7 @@ class Served:
     tokenizer: dict[str, bytes] = field(default_factory=dict)
     saved_bytes: int = 0
     shared_memory: str = ""
+    jail: str = ""
 
 
 @register
@@ -131,6 +133,7 @@ class EditAsked:
         payload: The block, for the workers; opaque to the server.
         lease: What it belongs to.
         scoped: Whether it is a trace's block, for one call's requests only.
+        declared: Whether it is data, which the server checks, and no code.
     """
 
     id: str
@@ -138,6 +141,7 @@ class EditAsked:
     payload: bytes
     lease: str
     scoped: bool = False
+    declared: bool = False
 
 
 @register
@@ -151,6 +155,7 @@ class RequestAsked:
         settings: Sampling settings.
         edits: Ids of installed edits, in the order they run.
         block: The block of a trace; opaque to the server.
+        declared: A block of this package's own, as data.
         save_budget: Bytes its blocks may save; None where nobody said.
         wants_result: Whether a block may read ``tracer.result``.
         lora: The name of a LoRA that is served; "" for none.
@@ -161,6 +166,7 @@ class RequestAsked:
     settings: dict[str, Any] = field(default_factory=dict)
     edits: tuple[str, ...] = ()
     block: bytes | None = None
+    declared: bytes | None = None
     save_budget: int | None = None
     wants_result: bool = False
     lora: str = ""

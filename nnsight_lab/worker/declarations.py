@@ -11,7 +11,6 @@ from typing import Any
 from nnsight_lab.blocks.block import Block
 from nnsight_lab.blocks.declared import block_of, told
 from nnsight_lab.errors import EditRefused
-from nnsight_lab.wire.keys import TRUST_CONFIG
 from nnsight_lab.worker.stepping import locations, steps_block
 from nnsight_lab.worker.steps import Steps
 
@@ -29,7 +28,8 @@ class Declarations:
         found = vllm_config.model_config
         self._layers = int(found.hf_text_config.num_hidden_layers)
         self._hidden = int(found.get_hidden_size())
-        self.trust: dict[str, Any] = (vllm_config.additional_config or {}).get(TRUST_CONFIG) or {}
+        #: Whether blocks of code are refused; once they are, for as long as this worker lives.
+        self.strict = False
 
     def refuse_code(self) -> None:
         """Refuse to unpickle a block, where none is taken.
@@ -37,7 +37,7 @@ class Declarations:
         Raises:
             EditRefused: This engine is of level ``strict``.
         """
-        if self.trust.get("level") == "strict":
+        if self.strict:
             raise EditRefused("this engine runs edits that are data (steps=), and no block of code")
 
     def block(self, payload: bytes) -> Block:
