@@ -75,6 +75,7 @@ __all__ = [
     "restart",
     "saves",
     "start",
+    "steps",
     "stop",
     "stream",
     "token_strip",
@@ -393,11 +394,11 @@ def token_strip(tokens: Any, scores: Any, **options: Any) -> TokenStrip | StillS
 
 
 #: Rooms that are loaded when they are first asked for: ``lab.lens`` needs torch, ``lab.plot`` plotly.
-_LATER = {"lens": "nnsight_lab.lens", "plot": "nnsight_lab.plots"}
+_LATER = {"lens": "nnsight_lab.lens", "plot": "nnsight_lab.plots", "steps": "nnsight_lab.steps"}
 
 
 def __getattr__(name: str) -> types.ModuleType:
-    """``lab.lens`` and ``lab.plot``."""
+    """``lab.lens``, ``lab.plot`` and ``lab.steps``."""
     if name not in _LATER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib

@@ -31,12 +31,29 @@ def add_parser(sub: Any) -> None:
         allow_abbrev=False,
     )
     parser.add_argument("model", help="'demo', a Hugging Face id, or a path")
-    parser.add_argument("--level", choices=("solo", "team"), default="team", help="how users are kept apart")
+    parser.add_argument(
+        "--level",
+        choices=("solo", "team", "strict"),
+        default="team",
+        help="solo: one user; team: users who trust each other; strict: edits are data, no user's code runs",
+    )
+    parser.add_argument(
+        "--jail",
+        choices=("auto", "on", "off"),
+        help="shut the workers in once the model is loaded: auto, as far as the machine allows (the default "
+        "but for solo); on, or not at all; off",
+    )
+    parser.add_argument(
+        "--jail-user", metavar="USER", help="whose the workers become where this is root (nobody)"
+    )
     parser.add_argument(
         "--tokens", type=Path, metavar="FILE", help='JSON: {"name": "token"}; *name may publish'
     )
     parser.add_argument("--hub", action="store_true", help="users are those of the JupyterHub it serves")
     parser.add_argument("--admin-group", action="append", default=[], metavar="GROUP", help="may publish")
+    parser.add_argument(
+        "--audit", type=Path, metavar="FILE", help="who did what and what was refused, a line of JSON each"
+    )
     parser.add_argument("--limit", action="append", default=[], metavar="NAME=N", help=_LIMITS)
     parser.add_argument(
         "--metrics-token", type=Path, metavar="FILE", help="a token in a file that may read /metrics, no more"
@@ -65,8 +82,10 @@ def add_parser(sub: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Serve until a signal ends it."""
+    from nnsight_lab.server.audit import audit
     from nnsight_lab.server.command import Settings, users_of
     from nnsight_lab.server.command import run as serve
+    from nnsight_lab.server.jailing import Jailer, jailer
 
     flags: list[str] = arguments.more
     users = users_of(_read(arguments.tokens), os.environ.get(_TOKEN_ENV))
@@ -80,7 +99,16 @@ def run(arguments: argparse.Namespace) -> int:
         raise ServeRefused("--hub needs JUPYTERHUB_API_TOKEN and JUPYTERHUB_API_URL, as a service has them.")
     if socket:
         _private(flags)
+    jail = arguments.jail or ("off" if arguments.level == "solo" else "auto")
+    if arguments.audit is not None:
+        audit.open(arguments.audit)  # what is wrong with it is said before a model is loaded
+        audit.close()
+    found = Jailer() if jail == "off" else jailer(arguments.jail_user)
     settings = Settings(
+        audit="" if arguments.audit is None else str(arguments.audit.absolute()),
+        jail=jail,
+        jail_uid=found.uid,
+        jail_no_user=found.why,
         level=arguments.level,
         users=users,
         hub=arguments.hub,

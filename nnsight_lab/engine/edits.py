@@ -48,12 +48,14 @@ class EditVersion:
         number: As `Edit.version` was when it was installed; 0 for a trace's block over many prompts.
         source: The block as it was written.
         roots: Its names that are modules of the model.
+        method: What installs it in a worker: one for code, one for data.
     """
 
     name: str
     payload: bytes
     source: str = ""
     roots: tuple[tuple[str, str], ...] = ()
+    method: str = REGISTER
     number: int = 0
     id: str = field(default_factory=lambda: f"edit-{uuid.uuid4().hex[:12]}")
     wants_result: bool = False
@@ -224,7 +226,7 @@ class Edits:
         self, edit: Edit, version: EditVersion, source: str
     ) -> Iterator[tuple[str, tuple[Any, ...]]]:
         """The worker calls that make ``version`` current; what must follow each happens between them."""
-        yield REGISTER, (version.id, version.payload, version.name)
+        yield version.method, (version.id, version.payload, version.name)
         with self._lock:
             old, edit._current = edit._current, version
             edit.version += 1
@@ -309,7 +311,7 @@ class Edits:
         """The worker calls that put every current version on a fresh engine."""
         for version in self.installed():
             version.in_flight = 0
-            yield REGISTER, (version.id, version.payload, version.name)
+            yield version.method, (version.id, version.payload, version.name)
 
 
 def named_well(name: object) -> bool:

@@ -8,9 +8,11 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, overload
 
 from nnsight_lab.engine.call import Call
+from nnsight_lab.engine.declaring import Declaring
+from nnsight_lab.engine.edits import Edit
 from nnsight_lab.engine.estimating import EngineEstimates
 from nnsight_lab.engine.feed import one_request
 from nnsight_lab.engine.looking import Looking
@@ -19,6 +21,7 @@ from nnsight_lab.engine.sampling import prompt_list
 from nnsight_lab.engine.stream import Stream
 from nnsight_lab.engine.tracer import EditTracer, LabTracer, Watcher
 from nnsight_lab.errors import RequestRefused
+from nnsight_lab.steps.step import Step
 from nnsight_lab.wire.keys import COUNT
 
 #: The room above this one that shows runs as they go: named, not imported, as the workers are.
@@ -28,7 +31,7 @@ _VIEWS = "nnsight_lab.runs"
 _OWN_SETTINGS = ("lora_request", "save_budget")
 
 
-class Engine(Looking, EngineEstimates):
+class Engine(Looking, EngineEstimates, Declaring):
     """A vLLM engine, wherever it runs.
 
     Made by `nnsight_lab.start`; use it as ``with engine.trace(prompt):``, ``with
@@ -98,23 +101,49 @@ class Engine(Looking, EngineEstimates):
             live=view,
         )
 
-    def edit(self, name: str | None = None, **unknown: Any) -> EditTracer:
+    @overload
+    def edit(self, name: str | None = None, *, steps: None = None, **unknown: Any) -> EditTracer: ...
+
+    @overload
+    def edit(self, name: str | None = None, *, steps: Sequence[Step], **unknown: Any) -> Edit: ...
+
+    def edit(
+        self, name: str | None = None, *, steps: Sequence[Step] | None = None, **unknown: Any
+    ) -> EditTracer | Edit:
         """A block that stays on the engine: ``with engine.edit("probe") as (tracer, edit):``.
 
         Every request that names it, or names no edits while it is on, gets a run of the block of its
         own; what it saves is on that request's output, ``output.saves["hidden"]``. Running it again
         under the same name replaces it; requests in flight keep the version they came with.
 
+        Without code: ``engine.edit("steer", steps=[lab.steps.add("model.layers.5", vector)])`` installs the
+        steps at once and returns the edit; see `nnsight_lab.steps`. An engine of level ``strict`` takes
+        these only.
+
+        Args:
+            name: What requests call it by.
+            steps: What it does, as data; then there is no block.
+            **unknown: Refused.
+
         Raises:
-            EditRefused: When the name is missing or cannot be one.
+            EditRefused: When the name is missing or cannot be one, or the steps do not fit the model.
         """
         __tracebackhide__ = True
         self._require()
         if unknown:
             raise RequestRefused(
-                f"{next(iter(unknown))!r} is not an option of an edit; it takes a name only."
+                f"{next(iter(unknown))!r} is not an option of an edit; it takes a name, and steps= where it "
+                "has no block."
             )
+        if steps is not None:
+            return self.install_declared(name, steps)
         return EditTracer(self, self.edits.declared(name))
+
+    async def aedit(self, name: str, *, steps: Sequence[Step]) -> Edit:
+        """`edit` with ``steps=``, awaited."""
+        __tracebackhide__ = True
+        self._require()
+        return await self.ainstall_declared(name, steps)
 
     def generate(
         self,

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 import torch
 
 from nnsight_lab.blocks.block import Block
+from nnsight_lab.blocks.declared import DeclaredBlock
 from nnsight_lab.engine.pieces import Pieces
 from nnsight_lab.engine.sampling import prompt_list
 from nnsight_lab.errors import LensRefused, RequestRefused
@@ -32,14 +33,6 @@ Messages = Generator[dict[str, Any], dict[str, Any], T]
 Progress = Callable[[float], None]
 
 # Functions of the worker's own, imported there: nothing of this package travels with a block.
-_LENS_BLOCK = """\
-from nnsight_lab.worker.looking import lens_of_request
-lens_of_request(model, **asked)
-"""
-_ATTENTION_BLOCK = """\
-from nnsight_lab.worker.looking import attention_of_request
-attention_of_request(model, **asked)
-"""
 
 
 class Asked(NamedTuple):
@@ -189,7 +182,7 @@ class LensQuestion(Question[LogitLens]):
             "check": check,
         }
         held = (len(self.layers) + 1) * (len(positions) + 1) * self.hidden * self.facts.itemsize
-        return Asked(Block.of_source(_LENS_BLOCK, model=self.engine.model, asked=asked), held, key)
+        return Asked(DeclaredBlock.of("lens", asked), held, key)
 
     @property
     def units(self) -> int:
@@ -422,7 +415,7 @@ class AttentionQuestion(Question[Attention]):
             "key": (key := uuid.uuid4().hex),
             "check": check,
         }
-        block = Block.of_source(_ATTENTION_BLOCK, model=self.engine.model, asked=asked)
+        block = DeclaredBlock.of("attention", asked)
         return Asked(block, self._kept_bytes * len(self.prompts[index]), key)
 
     @property

@@ -11,14 +11,17 @@ from typing import Any
 
 from typing_extensions import Self
 
+from nnsight_lab.blocks.block import Block
+from nnsight_lab.blocks.declared import DeclaredBlock
 from nnsight_lab.engine.call import Call, LabRequest
 from nnsight_lab.engine.config import EngineConfig, Mode, loop_is_running
 from nnsight_lab.engine.driver import Driver, Flight
+from nnsight_lab.engine.edits import EditVersion
 from nnsight_lab.engine.local import Engine
 from nnsight_lab.engine.remote_driver import RemoteDriver
 from nnsight_lab.engine.remote_tree import RemoteTree
 from nnsight_lab.engine.status import EngineStatus, StartProgress, StopReport
-from nnsight_lab.errors import EngineDied, LensRefused, RequestRefused, ServerError, nearest
+from nnsight_lab.errors import EditRefused, EngineDied, LensRefused, RequestRefused, ServerError, nearest
 from nnsight_lab.wire.serving import EngineFacts, Served
 
 _NO_ESTIMATE = "An estimate needs an engine of this kernel's own: what is left is the server's to know."
@@ -176,11 +179,40 @@ class RemoteEngine(Engine):
             up_s=self.up_s(),
             running=self._remote.unfinished(),
             edits=tuple(f"{e.name} ({'on' if e.on else 'off'})" for e in self.edits),
-            options=(("level", self._remote.served.level),) if self._remote.served is not None else (),
+            options=self.shown_options(),
             cause=cause,
         )
 
+    def shown_options(self) -> tuple[tuple[str, object], ...]:
+        """How far the server keeps its users apart."""
+        served = self._remote.served
+        return () if served is None else (("level", served.level), ("jail", served.jail or "off"))
+
     # -- requests ----------------------------------------------------------------------------------
+
+    def request(
+        self,
+        prompt: Any,
+        settings: Mapping[str, Any],
+        versions: tuple[EditVersion, ...],
+        block: Block | None = None,
+    ) -> LabRequest:
+        if block is not None:
+            self._no_code(block)
+        return super().request(prompt, settings, versions, block)
+
+    def version_of(self, name: str, block: Block) -> EditVersion:
+        self._no_code(block)
+        return super().version_of(name, block)
+
+    def _no_code(self, block: Block) -> None:
+        """Say on the block's own line what the server would say."""
+        __tracebackhide__ = True
+        if self.served.level == "strict" and not isinstance(block, DeclaredBlock):
+            raise EditRefused(
+                f"{self.url} is of level strict: it takes edits that are data, as "
+                'lab.edit("steer", steps=[lab.steps.add(…)]), and no block of code.'
+            )
 
     def sampling(self, settings: Mapping[str, Any]) -> Any:
         """The settings as they travel; the server has the last word on their values."""

@@ -31,6 +31,8 @@ from nnsight_lab.wire.keys import (
     BUDGET_KEY,
     CLEAR,
     COUNT,
+    DECLARE,
+    DECLARED_KEY,
     LOOK,
     PEEK,
     REGISTER,
@@ -223,6 +225,7 @@ class RemoteDriver(Driver):
     def rpc(self, method: str, *args: Any) -> Future[list[Any]]:
         ways: dict[str, Callable[..., Any]] = {
             REGISTER: self._install,
+            DECLARE: self._declare,
             CLEAR: self._clear,
             RELEASE: self._give_back,
             COUNT: lambda: 0,
@@ -235,13 +238,18 @@ class RemoteDriver(Driver):
             failed.set_exception(ServerError(f"A shared engine does not take {method!r}."))
             return failed
         answer = self._threads.submit(lambda: [way(*args)])
-        if method == REGISTER:
+        if method in (REGISTER, DECLARE):
             self._installing.add(answer)
             answer.add_done_callback(self._installing.discard)
         return answer
 
     def _install(self, edit_id: str, payload: bytes, name: str) -> None:
-        asked = EditAsked(edit_id, name, payload, self.lease, scoped=name == TRACE_BLOCK)
+        self._edit(EditAsked(edit_id, name, payload, self.lease, scoped=name == TRACE_BLOCK))
+
+    def _declare(self, edit_id: str, payload: bytes, name: str) -> None:
+        self._edit(EditAsked(edit_id, name, payload, self.lease, declared=True))
+
+    def _edit(self, asked: EditAsked) -> None:
         self._asked("POST", "/edits", content=encode(asked), headers={"Content-Type": CONTENT_TYPE})
 
     def _relayed(self, route: str, question: bytes) -> bytearray:
@@ -416,6 +424,7 @@ def _asked_of(request: LabRequest) -> RequestAsked:
         settings=dict(request.params.settings),
         edits=tuple(version.id for version in request.edits),
         block=extra.get(TRACE_KEY),
+        declared=extra.get(DECLARED_KEY),
         save_budget=extra.get(BUDGET_KEY),
         wants_result=request.wants_result,
         lora=str(request.lora_request or ""),

@@ -14,6 +14,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from nnsight_lab.blocks.block import Block
+from nnsight_lab.blocks.declared import DeclaredBlock
 from nnsight_lab.blocks.module_paths import roots_of
 from nnsight_lab.engine import processes, results
 from nnsight_lab.engine.arrivals import arrivals
@@ -30,6 +31,7 @@ from nnsight_lab.saves.budget import size_of
 from nnsight_lab.wire.keys import (
     BUDGET_KEY,
     CLEAR,
+    DECLARED_KEY,
     EDITS_KEY,
     REGISTER,
     STOP_SIGNAL,
@@ -69,7 +71,7 @@ class EngineService(EngineSleep):
         if versions:
             extra[EDITS_KEY] = [version.id for version in versions]
         if block is not None:
-            extra[TRACE_KEY] = block.dumps()
+            extra[DECLARED_KEY if isinstance(block, DeclaredBlock) else TRACE_KEY] = block.dumps()
         if versions or block is not None:
             params.extra_args = extra
             # A token served from the prefix cache has no forward pass, so no block would see it.
@@ -99,14 +101,21 @@ class EngineService(EngineSleep):
 
     def version_of(self, name: str, block: Block) -> EditVersion:
         """A version of an edit, pickled, not installed yet."""
+        self._warn_of_prefixes(name)
+        wants_result = ".result" in block.source
+        return EditVersion(name, block.dumps(), block.text, _roots(block), wants_result=wants_result)
+
+    def _warn_of_prefixes(self, name: str) -> None:
         if self.facts().prefix_caching and name != TRACE_BLOCK:
             warnings.warn(
                 f"Prefix caching is on: what edit {name!r} writes into the KV cache is served to later "
                 "requests without it. Start the engine without enable_prefix_caching=True to edit safely.",
-                stacklevel=6,
+                stacklevel=7,
             )
-        wants_result = ".result" in block.source
-        return EditVersion(name, block.dumps(), block.text, _roots(block), wants_result=wants_result)
+
+    def shown_options(self) -> tuple[tuple[str, object], ...]:
+        """What people are told of how it runs."""
+        return self.config.options
 
     def scoped_edit(self, block: Block) -> tuple[EditVersion, Future[list[Any]]]:
         """Install a block for the requests of one call only; `drop` takes it off.

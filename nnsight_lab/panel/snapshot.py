@@ -106,7 +106,7 @@ class Snapshots:
             mode=engine.mode,
             phase=engine.progress.phase if starting else "",
             phase_s=engine.progress.elapsed_s if starting else 0.0,
-            options=[f"{name}={value!r}" for name, value in engine.config.options],
+            options=[f"{name}={value!r}" for name, value in engine.shown_options()],
             waiting=flight.waiting,
             running=flight.running,
             tokens_per_s=self._rate(engine.id, flight.tokens),

@@ -1,7 +1,7 @@
 """What `nnsight-lab serve` runs: vLLM's own OpenAI server, with this package's worker and routes.
 
-The settings travel to the server's plugin in one environment variable, which is taken off before any
-process of the engine is born: a block must find no token there.
+The settings wait in this process for the server's plugin, and every secret is taken off the environment
+before any process of the engine is born: a block must find no token there.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ import secrets
 from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any
 
 from nnsight_lab.engine import homecoming, models, processes
 from nnsight_lab.engine.model import worker_class
 from nnsight_lab.errors import EngineDied, ServeRefused
-from nnsight_lab.server import stopper
+from nnsight_lab.server import jailing, stopper
 from nnsight_lab.server.condition import CONDITION
 from nnsight_lab.server.identity import Hub, Identity, Owner, Tokens, User
 from nnsight_lab.server.limits import Limits
 from nnsight_lab.wire.keys import ENGINE_ENV, LOG_ENV, OWNER_ENV, SAVES_CONFIG
 
 SETTINGS_ENV = "NNSIGHT_LAB_SERVE"
-LEVELS = ("solo", "team")
 _SECRETS = (SETTINGS_ENV, "JUPYTERHUB_API_TOKEN", "JPY_API_TOKEN", "VLLM_API_KEY", "NNSIGHT_LAB_TOKEN")
 #: Answers of the settings that were taken off the environment.
 _taken: dict[str, str] = {}
@@ -35,7 +35,7 @@ class Settings:
     """How a server is run.
 
     Attributes:
-        level: ``solo`` or ``team``.
+        level: ``solo``, ``team`` or ``strict``.
         users: Names by token, those of admins with a ``*`` before; empty where a hub or a socket tells.
         hub: Whether a JupyterHub tells who users are.
         admins: Hub groups whose members may publish.
@@ -46,6 +46,10 @@ class Settings:
         step_limit_s: How long a block may hold everybody up.
         restarts: How often in ten minutes an engine that died is started again.
         sleep_after_s: Idle for that long, the engine sleeps; None for never.
+        audit: The file of the audit log; "" for none.
+        jail: ``auto``, ``on`` or ``off``.
+        jail_uid: Whose the workers become; None where they stay this user's.
+        jail_no_user: Then why.
     """
 
     level: str = "team"
@@ -59,6 +63,10 @@ class Settings:
     step_limit_s: float = 60.0
     restarts: int = 3
     sleep_after_s: float | None = None
+    audit: str = ""
+    jail: str = "off"
+    jail_uid: int | None = None
+    jail_no_user: str = ""
 
     @property
     def fair(self) -> bool:
@@ -66,8 +74,9 @@ class Settings:
         return self.level != "solo"
 
     def into(self, environment: MutableMapping[str, str]) -> None:
-        """Leave them for the plugin."""
+        """Leave them for the plugin; the engine's processes, born before it is made, find no secret."""
         environment[SETTINGS_ENV] = json.dumps(asdict(self))
+        _take(environment)
 
     @classmethod
     def of_environment(cls, environment: MutableMapping[str, str]) -> Settings:
@@ -76,9 +85,7 @@ class Settings:
         Raises:
             ServeRefused: There are none: the plugin was loaded by something else than `nnsight-lab serve`.
         """
-        for name in _SECRETS:
-            if name in environment:
-                _taken[name] = environment.pop(name)
+        _take(environment)
         if SETTINGS_ENV not in _taken:
             raise ServeRefused("The server's plugin is loaded by `nnsight-lab serve` only.")
         told = json.loads(_taken[SETTINGS_ENV])
@@ -97,7 +104,16 @@ class Settings:
         )
 
 
-def arguments(model: str, flags: Sequence[str], settings: Settings | None = None) -> list[str]:
+def _take(environment: MutableMapping[str, str]) -> None:
+    """Take every secret off an environment, for this process alone."""
+    for name in _SECRETS:
+        if name in environment:
+            _taken[name] = environment.pop(name)
+
+
+def arguments(
+    model: str, flags: Sequence[str], settings: Settings | None = None, spill: Path | None = None
+) -> list[str]:
     """VLLM's arguments for a server in which blocks run.
 
     Args:
@@ -105,17 +121,22 @@ def arguments(model: str, flags: Sequence[str], settings: Settings | None = None
         flags: The user's own, in vLLM's words; they win.
         settings: How the server is run.
 
+        spill: Where saves go past the memory that they have; where this user's do where it is None.
+
     Raises:
         ServeRefused: It should sleep, and cannot here.
     """
     settings = settings or Settings()
     from vllm.platforms import current_platform  # vLLM decides what the platform is
 
+    saves = homecoming.settings(secrets.token_hex(6), {})
+    if spill is not None:
+        saves["spill_dir"] = str(spill)
     own = [
         f"--worker-cls={worker_class()}",
         "--no-enable-prefix-caching",
         "--no-enable-chunked-prefill",
-        f"--additional-config={json.dumps({SAVES_CONFIG: homecoming.settings(secrets.token_hex(6), {})})}",
+        f"--additional-config={json.dumps({SAVES_CONFIG: saves})}",
         "--disable-fastapi-docs",
         "--middleware=nnsight_lab.server.middleware.ServedGuard",
     ]
@@ -162,6 +183,7 @@ def run(model: str, flags: Sequence[str], settings: Settings) -> None:
     if not settings.hub:
         settings.identity()  # what is wrong with a token is said before a model is loaded
     homecoming.reclaim()
+    spill = jailing.spill_folder(settings.jail_uid)
     prepare(settings, os.environ)
     import uvloop
     from vllm.entrypoints.launchers.api_server.entry import run_server
@@ -169,7 +191,7 @@ def run(model: str, flags: Sequence[str], settings: Settings) -> None:
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     parser = make_arg_parser(FlexibleArgumentParser(prog="nnsight-lab serve"))
-    parsed: Any = parser.parse_args(arguments(model, flags, settings))
+    parsed: Any = parser.parse_args(arguments(model, flags, settings, spill))
     validate_parsed_serve_args(parsed)
     try:
         uvloop.run(run_server(parsed))

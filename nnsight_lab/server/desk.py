@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from nnsight_lab.engine.call import Call, LabRequest
 from nnsight_lab.engine.sampling import refusal, sampling_params
 from nnsight_lab.errors import RequestRefused
+from nnsight_lab.server.audit import audit
 from nnsight_lab.server.condition import CONDITION
 from nnsight_lab.server.door import Door
 from nnsight_lab.server.driver import ServedDriver
@@ -27,9 +28,22 @@ from nnsight_lab.server.notes import note
 from nnsight_lab.server.parking import Parking
 from nnsight_lab.server.seen import output_seen
 from nnsight_lab.server.stopper import Stopper
+from nnsight_lab.server.trust import Trust
 from nnsight_lab.server.turns import Turns
+from nnsight_lab.steps.form import to_json
 from nnsight_lab.wire.codec import WireError, decode, encode, encode_parts, size_of
-from nnsight_lab.wire.keys import BUDGET_KEY, CLEAR, EDITS_KEY, LOOK, PEEK, REGISTER, RETIRE, TRACE_KEY
+from nnsight_lab.wire.keys import (
+    BUDGET_KEY,
+    CLEAR,
+    DECLARE,
+    DECLARED_KEY,
+    EDITS_KEY,
+    LOOK,
+    PEEK,
+    REGISTER,
+    RETIRE,
+    TRACE_KEY,
+)
 from nnsight_lab.wire.serving import (
     OPENAI_EDITS,
     CallAsked,
@@ -95,12 +109,16 @@ class Desk:
     Args:
         llm: vLLM's engine client.
         limits: Each user's.
+        trust: What it takes.
         loras: Finds a served LoRA by name.
         fair: Whether users take turns.
     """
 
-    def __init__(self, llm: Any, limits: Limits, loras: Any = None, *, fair: bool = True) -> None:
+    def __init__(
+        self, llm: Any, limits: Limits, trust: Trust, loras: Any = None, *, fair: bool = True
+    ) -> None:
         self.ledger = Ledger(limits)
+        self.trust = trust
         scheduler = llm.vllm_config.scheduler_config
         replicas = llm.vllm_config.parallel_config.data_parallel_size
         self.turns = Turns(
@@ -148,30 +166,49 @@ class Desk:
             Refused: The books, or the workers, do not take it.
         """
         self.require()
+        steps = None
+        if asked.declared:
+            steps = to_json(await self.trust.steps_of(asked.payload))
+        else:
+            self.trust.refuse_code()
         edit = self.ledger.add_edit(user, asked)
+        edit.steps = steps
         try:
-            await self._rpc(REGISTER, edit.registration, asked.payload, asked.name)
+            await self._rpc(
+                DECLARE if asked.declared else REGISTER, edit.registration, asked.payload, asked.name
+            )
         except Exception as error:
             if self.driver.dead() or CONDITION.state != "ready":
                 return  # it is in the books, and the next engine is told of it
             self.ledger.clear_edit(user, asked.id)
             raise Refused(400, f"The workers could not read the block ({_line(error)}).") from None
+        audit.note("edit install", user.name, asked.id, declared=asked.declared, nbytes=len(asked.payload))
 
     async def clear(self, user: User, edit_ids: Sequence[str]) -> None:
         """Clear edits of this user; unknown ids are harmless."""
+        for one in edit_ids:
+            known = self.ledger.has_edit(user, one)
+            audit.note("edit clear", user.name, one, decision="done" if known else "unknown")
         gone = [self.ledger.clear_edit(user, one) for one in edit_ids]
         await self._forget([edit for edit in gone if edit is not None])
 
     def open_lease(self, user: User, lease: str) -> bool:
         """Begin or renew a lease; whether it was not there."""
         self.parking.open(user.name, lease)
-        return self.ledger.open_lease(user, lease)
+        new = self.ledger.open_lease(user, lease)
+        if new:
+            audit.note("attach", user.name, lease)
+        return new
 
-    async def end_lease(self, owner: str, lease: str) -> None:
+    async def end_lease(self, owner: str, lease: str, why: str = "") -> None:
         """End all that hangs on a lease."""
         self.parking.close(owner, lease)
         self.door.end_lease(owner, lease)
-        await self._forget(self.ledger.end_lease(owner, lease))
+        known = self.ledger.holds(owner, lease)
+        edits = self.ledger.end_lease(owner, lease)
+        decision = "done" if known else "unknown"
+        audit.note("lease end", owner, lease, decision=decision, why=why, edits=len(edits))
+        await self._forget(edits)
 
     async def _forget(self, edits: Sequence[ServedEdit]) -> None:
         if edits and not self.driver.dead():
@@ -193,6 +230,11 @@ class Desk:
         """
         self.require()
         lease = self.ledger.lease(user, asked.lease)
+        for one in asked.requests:
+            if one.block is not None:
+                self.trust.refuse_code()
+            if one.declared is not None:
+                self.trust.look(one.declared)
         edits = [self.ledger.named(user, one.edits) for one in asked.requests]
         requests = [self._request(one, mine) for one, mine in zip(asked.requests, edits, strict=True)]
         held = self._held(
@@ -210,6 +252,7 @@ class Desk:
         self.driver.owners.update((request.id, user.name) for request in requests)
 
         messages = self._messages(call, user.name, lease.id, asked.id)
+        audit.note("request begin", user.name, asked.id, requests=len(requests))
 
         async def over() -> None:
             lease.calls.pop(asked.id, None)
@@ -222,6 +265,7 @@ class Desk:
             held.let_go()
             if not call.heard_out:
                 self._not_heard(user.name, lease.id, asked.id)
+            audit.note("request end", user.name, asked.id, decision=_became(call), **_counts(call.requests))
 
         return OpenCall(messages, over)
 
@@ -275,13 +319,13 @@ class Desk:
         except RequestRefused as refused:
             raise Refused(400, str(refused)) from None
         self._bound_answers(params)
-        self._bound(params, asked.save_budget, [e.registration for e in edits], asked.block)
+        self._bound(params, asked.save_budget, [e.registration for e in edits], asked.block, asked.declared)
         return LabRequest(
             self._prompt(asked.prompt),
             params,
             # Only whether there are any matters here: the books hold them.
             edits=tuple(edits),  # type: ignore[arg-type]
-            traced=asked.block is not None,
+            traced=asked.block is not None or asked.declared is not None,
             wants_result=asked.wants_result,
             lora_request=self._lora(asked.lora),
         )
@@ -303,17 +347,26 @@ class Desk:
                 return prompt
         raise Refused(400, "A prompt is text, or ids of tokens that the model has; nothing else is served.")
 
-    def _bound(self, params: Any, budget: int | None, edits: list[str], block: bytes | None) -> None:
+    def _bound(
+        self,
+        params: Any,
+        budget: int | None,
+        edits: list[str],
+        block: bytes | None = None,
+        declared: bytes | None = None,
+    ) -> None:
         """Put blocks and limits on a request, whatever it came with."""
         limits = self.ledger.limits
         extra: dict[str, Any] = {}
-        if edits or block is not None:
+        if edits or block is not None or declared is not None:
             extra[BUDGET_KEY] = min(limits.saved_bytes, limits.saved_bytes if budget is None else budget)
             extra[EDITS_KEY] = edits
             if hasattr(params, "skip_reading_prefix_cache"):
                 params.skip_reading_prefix_cache = True
         if block is not None:
             extra[TRACE_KEY] = block
+        if declared is not None:
+            extra[DECLARED_KEY] = declared
         params.extra_args = extra or None
         if limits.max_tokens is not None:
             params.max_tokens = min(params.max_tokens or limits.max_tokens, limits.max_tokens)
@@ -398,8 +451,9 @@ class Desk:
         extra: Mapping[str, Any] = params.extra_args or {}
         edits = self.ledger.chosen(user, extra.get(OPENAI_EDITS))
         params = params.clone()
-        self._bound(params, None, [edit.registration for edit in edits], None)
+        self._bound(params, None, [edit.registration for edit in edits])
         held = self._held(user, params.n, edits)
+        audit.note("request begin", user.name, request_id, requests=params.n, edits=len(edits))
         stream = self._openai(user, edits, held, generate, prompt, params, request_id, settings)
         # A generator that nobody begins has no end of its own: of several prompts, one may be refused.
         weakref.finalize(stream, held.let_go).atexit = False
@@ -440,8 +494,8 @@ class Desk:
         collected = not edits
         try:
             async for output in stream:
+                request.output = output
                 if output.finished and not collected:
-                    request.output = output
                     self.driver.owners[request_id] = user.name
                     await self.driver.collect(request)
                     collected = True
@@ -455,6 +509,14 @@ class Desk:
         finally:
             # A task of its own: a client that left cancels this one, at every await anew.
             self.driver.owners.pop(request_id, None)
+            done = request.output is not None and request.output.finished
+            audit.note(
+                "request end",
+                user.name,
+                request_id,
+                decision="done" if done else "aborted",
+                **_counts([request]),
+            )
             ending = asyncio.ensure_future(self._end(held, stream, None if collected else request_id))
             self._ending.add(ending)
             ending.add_done_callback(self._ending.discard)
@@ -497,7 +559,7 @@ class Desk:
             self.door.sweep()
             for lease in self.ledger.expired():
                 with contextlib.suppress(Exception):
-                    await self.end_lease(lease.owner, lease.id)
+                    await self.end_lease(lease.owner, lease.id, "nobody renewed it")
 
 
 def _over(error: BaseException) -> CallOver:
@@ -507,6 +569,22 @@ def _over(error: BaseException) -> CallOver:
     if refused is not None:
         return CallOver("RequestRefused", str(refused))
     return CallOver("EngineDied", CONDITION.cause or _line(error))
+
+
+def _became(call: Call) -> str:
+    """What became of a call, in a word of the audit log."""
+    if call.aborted.is_set() or not call.future.done():
+        return "aborted"
+    return "done" if call.future.exception() is None else "failed"
+
+
+def _counts(requests: Sequence[LabRequest]) -> dict[str, Any]:
+    """How many tokens requests had; not which."""
+    outputs = [one.output for one in requests if one.output is not None]
+    return {
+        "prompt_tokens": sum(len(one.prompt_token_ids or ()) for one in outputs),
+        "generated_tokens": sum(len(part.token_ids) for one in outputs for part in one.outputs),
+    }
 
 
 def _line(error: BaseException) -> str:

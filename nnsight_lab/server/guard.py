@@ -16,6 +16,9 @@ from typing import Any
 
 from starlette.responses import JSONResponse
 
+from nnsight_lab.server.audit import REFUSALS as AUDITED
+from nnsight_lab.server.audit import reason
+from nnsight_lab.server.audit import refused as note_refused
 from nnsight_lab.server.body import limited
 from nnsight_lab.server.condition import CONDITION
 from nnsight_lab.server.desk import asker
@@ -79,23 +82,28 @@ class Guard:
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
+        whys: list[str] = []
+        reason.set(whys)
+        answer, token = _Answer(send), _token(scope.get("headers") or [])
+        asker.set(None)
         try:
             if scope["type"] == "http" and (told := _OPEN.get(self._path(scope))) is not None:
                 await told()(scope, receive, send)
                 return
             if scope["type"] != "http":
                 raise Refused(404, "Only HTTP is served.")
-            scope, receive = await self._let_in(scope, receive)
-        except Refused as refused:
-            await refusal(refused)(scope, receive, send)
-            return
-        answer = _Answer(send)
-        try:
-            await self._app(scope, receive, answer)
+            inner, receive = await self._let_in(scope, receive)
+            await self._app(inner, receive, answer)
         except Refused as refused:
             if answer.began:
                 raise
-            await refusal(refused)(scope, receive, send)
+            await refusal(refused)(scope, receive, answer)
+        finally:
+            if answer.status in AUDITED:
+                user, path = asker.get(), str(scope.get("path", ""))
+                name = "" if user is None else user.name
+                method = str(scope.get("method", ""))
+                note_refused(name, method, path, answer.status, whys[0] if whys else "", token)
 
     def _path(self, scope: Scope) -> str:
         path = str(scope["path"])
@@ -123,6 +131,7 @@ class Guard:
             if not token:
                 raise Refused(401, "The request has no token: Authorization: Bearer TOKEN.")
             raise Refused(403, "The token is not one that may use this service.")
+        asker.set(user)
         if path in _ADMIN and not user.admin:
             raise Refused(404, "Not served here.")
         if path not in _SERVED and path not in _ADMIN and not path.startswith(f"{PREFIX}/"):
@@ -138,9 +147,11 @@ class _Answer:
     def __init__(self, send: Send) -> None:
         self._send = send
         self.began = False
+        self.status = 0
 
     async def __call__(self, message: MutableMapping[str, Any]) -> None:
         self.began = True
+        self.status = int(message.get("status", self.status))
         await self._send(message)
 
 
@@ -158,6 +169,9 @@ def refusal(refused: Refused) -> JSONResponse:
     user = asker.get()
     if user is not None:
         REFUSALS[user.name, refused.status] += 1
+    whys = reason.get()
+    if whys is not None:
+        whys.append(refused.text)
     told = {"message": refused.text, "code": refused.status, "type": "refused", "param": None}
     headers = dict(refused.headers or {})
     if refused.status == 401:

@@ -25,7 +25,7 @@ from nnsight_lab.server.condition import CONDITION
 from nnsight_lab.server.desk import Desk
 from nnsight_lab.server.notes import note
 from nnsight_lab.server.sleeper import Sleeper
-from nnsight_lab.wire.keys import REGISTER, SAVES_CONFIG
+from nnsight_lab.wire.keys import DECLARE, REGISTER, SAVES_CONFIG
 
 _TICK_S = 0.25
 #: How long a broken off block's worker may take to go on.
@@ -158,9 +158,11 @@ class Keeper:
             note("engine not started", error=f"{type(error).__name__}: {error}")
             self._known = False  # it is dead still, and counts once more
             return
+        await self._desk.trust.again()  # before anything of a user's
         for edit in self._desk.ledger.installed():
+            method = REGISTER if edit.steps is None else DECLARE
             with contextlib.suppress(Exception):
-                await self._llm.collective_rpc(REGISTER, args=(edit.registration, edit.payload, edit.name))
+                await self._llm.collective_rpc(method, args=(edit.registration, edit.payload, edit.name))
         self._seen, self._moved, self._known = None, time.monotonic(), False
         CONDITION.start_s = time.monotonic() - began
         CONDITION.ready()

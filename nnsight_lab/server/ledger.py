@@ -36,6 +36,7 @@ class ServedEdit:
         published: Whether everybody's requests do.
         in_flight: Requests that run it now.
         cleared: Whether it goes once none does.
+        steps: What it does, where it is data.
         registration: What the workers know it by: made here, so that no owner can spell another's.
     """
 
@@ -49,6 +50,7 @@ class ServedEdit:
     published: bool = False
     in_flight: int = 0
     cleared: bool = False
+    steps: list[Any] | None = None
     registration: str = field(default_factory=lambda: f"edit-{uuid.uuid4().hex}")
 
 
@@ -99,13 +101,13 @@ class Ledger:
 
     # -- leases ----------------------------------------------------------------------------------
 
-    def open_lease(self, user: User, lease: str) -> bool:
+    def open_lease(self, user: User, lease: str, hold_s: float = LEASE_S) -> bool:
         """Begin or renew a lease; whether it was not there: what hung on one before is gone."""
         found = self._leases.get((user.name, lease))
         new = found is None
         if found is None:
             found = self._leases[user.name, lease] = Lease(lease, user.name, 0.0)
-        found.expires = self._clock() + LEASE_S
+        found.expires = self._clock() + hold_s
         return new
 
     def lease(self, user: User, lease: str) -> Lease:
@@ -118,6 +120,10 @@ class Ledger:
         if found is None:
             raise not_found("lease")
         return found
+
+    def holds(self, owner: str, lease: str) -> bool:
+        """Whether there is such a lease."""
+        return (owner, lease) in self._leases
 
     def end_lease(self, owner: str, lease: str) -> list[ServedEdit]:
         """Abort what hangs on a lease; returns edits to take off the workers."""
@@ -175,6 +181,10 @@ class Ledger:
         if found is None or found.cleared:
             raise not_found("edit")
         return found
+
+    def has_edit(self, user: User, edit_id: str) -> bool:
+        """Whether a user has an edit of that id."""
+        return edit_id in self._edits[user.name]
 
     def publish(self, user: User, edit_id: str, published: bool) -> ServedEdit:
         """Let everybody's requests run an edit, or no more.

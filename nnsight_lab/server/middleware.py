@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from nnsight_lab.server.audit import audit
 from nnsight_lab.server.command import Settings
 from nnsight_lab.server.guard import Guard
 
@@ -22,6 +23,8 @@ class ServedGuard(Guard):
 
     def __init__(self, app: Any) -> None:
         settings = Settings.of_environment(os.environ)
+        if settings.audit:
+            audit.open(settings.audit)
         super().__init__(
             app,
             identity=settings.identity(),

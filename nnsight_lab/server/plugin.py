@@ -14,6 +14,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 
 from nnsight_lab.engine.facts import facts
 from nnsight_lab.server.admin import router as admin_router
+from nnsight_lab.server.audit import audit
 from nnsight_lab.server.care import look_after
 from nnsight_lab.server.command import Settings
 from nnsight_lab.server.condition import CONDITION
@@ -23,8 +24,8 @@ from nnsight_lab.server.guard import refusal
 from nnsight_lab.server.identity import User
 from nnsight_lab.server.limits import Refused
 from nnsight_lab.server.routes import router
-from nnsight_lab.wire.codec import decode
-from nnsight_lab.wire.keys import DESCRIBE
+from nnsight_lab.server.step_routes import router as step_router
+from nnsight_lab.server.trust import Trust
 from nnsight_lab.wire.serving import Served
 
 
@@ -77,32 +78,34 @@ class LabPlugin:
         """Attach routes, and the form of refusals; the guard is a middleware of its own."""
         app.include_router(router)
         app.include_router(admin_router)
+        app.include_router(step_router)
         app.add_exception_handler(Refused, lambda _, refused: refusal(refused))
 
     async def init_state(self, engine_client: Any, state: Any, args: Any) -> None:
         """The engine is there."""
         loras = getattr(state.openai_serving_models, "lora_requests", {})
         settings = self._settings
-        desk = Desk(engine_client, settings.limits, loras.get, fair=settings.fair)
+        trust = Trust(engine_client, settings.level, settings.jail)
+        await trust.enter(settings.jail_uid, settings.jail_no_user)
+        desk = Desk(engine_client, settings.limits, trust, loras.get, fair=settings.fair)
+        state.nnsight_lab_trust = trust
         state.nnsight_lab_desk = desk
         state.nnsight_lab_tasks = look_after(engine_client, state, args, desk, settings)
         state.nnsight_lab_health = lambda: {
-            "level": self._settings.level,
+            **trust.figures(),
             "model": facts(engine_client.vllm_config).model,
             "state": CONDITION.state,
             "deaths": CONDITION.deaths,
             **desk.figures(),
+            "audit_missed": audit.missed,
         }
-        modules: list[Any] = []
 
         async def describe(user: User) -> Served:
-            if not modules:
-                told = await engine_client.collective_rpc(DESCRIBE)
-                modules.extend(decode(told[0]))
             return served(
                 engine_client.vllm_config,
-                tuple(modules),
-                level=self._settings.level,
+                tuple(await trust.modules()),
+                level=trust.level,
+                jail=trust.said(),
                 user=user.name,
                 admin=user.admin,
                 saved_bytes=self._settings.limits.saved_bytes,

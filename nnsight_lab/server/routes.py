@@ -9,6 +9,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
+from nnsight_lab.server.audit import audit
 from nnsight_lab.server.desk import Desk, OpenCall, asking
 from nnsight_lab.server.kept_saves import KeptSaves
 from nnsight_lab.server.ledger import ServedEdit
@@ -102,6 +103,7 @@ async def change(edit_id: str, request: Request) -> Response:
             ledger.publish(user, edit_id, value)
         else:
             raise Refused(400, f"An edit has no {name!r} to change; it has on and published.")
+    audit.note("edit change", user.name, edit_id, on=edit.on, published=edit.published)
     return JSONResponse(_told(edit, user.name))
 
 
@@ -257,6 +259,7 @@ def _told(edit: ServedEdit, asker: str) -> dict[str, Any]:
         "mine": edit.owner == asker,
         "on": edit.on,
         "published": edit.published,
+        "steps": edit.steps,
     }
 
 

@@ -7,6 +7,8 @@ from pathlib import Path
 
 #: In ``SamplingParams.extra_args``: the pickled block of a trace (bytes).
 TRACE_KEY = "lab_trace"
+#: In ``SamplingParams.extra_args``: a block of this package's own, as the codec's bytes.
+DECLARED_KEY = "lab_declared"
 #: In ``SamplingParams.extra_args``: the edits a request runs, as ``[registration id, ...]`` in order.
 EDITS_KEY = "lab_edits"
 
@@ -25,7 +27,11 @@ SAVES_CONFIG = "nnsight_lab_saves"
 #: Worker methods reached by ``collective_rpc``.
 COLLECT = "lab_collect"
 REGISTER = "lab_register"
+#: The same of an edit that is data.
+DECLARE = "lab_declare"
 CLEAR = "lab_clear"
+#: How far blocks are trusted from now on.
+TRUST = "lab_trust"
 RELEASE = "lab_release"
 RETIRE = "lab_retire"
 FREE = "lab_free"

@@ -116,6 +116,7 @@ class Served:
         saved_bytes: What the blocks of one request may save.
         requests: How many one user may have at once; a longer call is sent in pieces. 0 where nobody said.
         door: Where a kernel on the same machine asks for the memory that saves are in; "" where they travel.
+        jail: What the workers' jail is, in one line.
     """
 
     protocol: int
@@ -130,6 +131,7 @@ class Served:
     saved_bytes: int = 0
     requests: int = 0
     door: str = ""
+    jail: str = ""
 
 
 @register
@@ -143,6 +145,7 @@ class EditAsked:
         payload: The block, for the workers; opaque to the server.
         lease: What it belongs to.
         scoped: Whether it is a trace's block, for one call's requests only.
+        declared: Whether it is data, which the server checks, and no code.
     """
 
     id: str
@@ -150,6 +153,7 @@ class EditAsked:
     payload: bytes
     lease: str
     scoped: bool = False
+    declared: bool = False
 
 
 @register
@@ -163,6 +167,7 @@ class RequestAsked:
         settings: Sampling settings.
         edits: Ids of installed edits, in the order they run.
         block: The block of a trace; opaque to the server.
+        declared: A block of this package's own, as data.
         save_budget: Bytes its blocks may save; None where nobody said.
         wants_result: Whether a block may read ``tracer.result``.
         lora: The name of a LoRA that is served; "" for none.
@@ -173,6 +178,7 @@ class RequestAsked:
     settings: dict[str, Any] = field(default_factory=dict)
     edits: tuple[str, ...] = ()
     block: bytes | None = None
+    declared: bytes | None = None
     save_budget: int | None = None
     wants_result: bool = False
     lora: str = ""

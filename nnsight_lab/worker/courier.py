@@ -80,6 +80,8 @@ class Courier:
         self._cuda = device.type == "cuda"
         self._inline_bytes = INLINE_BYTES if settings else sys.maxsize
         settings = settings or _NOWHERE
+        #: Where its files are.
+        self.folders = (str(settings["memory_dir"]), str(settings["spill_dir"]))
         #: Of text and numbers, which ride the reply, a block may save as much as of tensors.
         self._most_bytes = int(settings["memory_bytes"]) + int(settings["spill_bytes"])
         self._stream: Any = torch.cuda.Stream(device) if self._cuda else None  # type: ignore[no-untyped-call]

@@ -314,6 +314,7 @@ def _agrees(
 
 
 def _at(envoy: Any, path: str) -> Any:
+    envoy._module.get_submodule(path)  # a module's path, and no other way through attributes
     return reduce(getattr, path.split("."), envoy)
 
 

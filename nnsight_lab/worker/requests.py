@@ -17,10 +17,11 @@ from nnsight.modeling.vllm.model_runners.GPUModelRunner import Request, Requests
 
 from nnsight_lab.blocks import errors
 from nnsight_lab.blocks.block import Block
-from nnsight_lab.wire.keys import BUDGET_KEY, EDITS_KEY, SHARE_KEY, TRACE_BLOCK, TRACE_KEY
+from nnsight_lab.wire.keys import BUDGET_KEY, DECLARED_KEY, EDITS_KEY, SHARE_KEY, TRACE_BLOCK, TRACE_KEY
 from nnsight_lab.wire.messages import BlockSaves, RequestSaves, SequenceSaves, WorkerError
 from nnsight_lab.worker.caches import plain
 from nnsight_lab.worker.courier import Courier, Parcel
+from nnsight_lab.worker.declarations import Declarations
 from nnsight_lab.worker.greenlets import BlockMediator
 from nnsight_lab.worker.steps import Need, Steps
 
@@ -68,6 +69,8 @@ class LabRequests(Requests):
         #: nnsight's, of this worker: it knows the order in which locations were reached.
         self.interleaver = interleaver
         self.courier = courier
+        #: Builds the blocks that travel as data, and says whether any others run here.
+        self.declared: Declarations | None = None
         #: What was collected and may still be on its way into shared memory.
         self.leaving: list[Parcel] = []
         #: Blocks whose code has run since they were last packed; None where packing early gains nothing.
@@ -82,12 +85,26 @@ class LabRequests(Requests):
         persistent_objects: dict[str, Any],
         name: str | None = None,
     ) -> None:
-        block: Block = loads(payload, persistent_objects=persistent_objects)
+        block = self._unpickled(payload, persistent_objects)
         code = block.compile()
         self.templates[registration_id] = Template(
             name or registration_id, block, code, self.steps.is_wide(block, code)
         )
         self.names[registration_id] = name
+
+    def declare(self, registration_id: str, payload: bytes, name: str) -> None:
+        """Install an edit that was told as data."""
+        assert self.declared is not None
+        block = self.declared.block(payload)
+        wide = self.declared.wide(block, self.steps)
+        self.templates[registration_id] = Template(name, block, block.compile(), wide)
+        self.names[registration_id] = name
+
+    def _unpickled(self, payload: bytes, persistent_objects: dict[str, Any]) -> Block:
+        if self.declared is not None:
+            self.declared.refuse_code()
+        block: Block = loads(payload, persistent_objects=persistent_objects)
+        return block
 
     def unregister(self, registration_id: str) -> None:
         """Stop giving the edit to new requests; those that run it keep it to their end."""
@@ -103,8 +120,8 @@ class LabRequests(Requests):
                 continue  # preempted and resumed: its blocks go on
             extra = getattr(data.sampling_params, "extra_args", None) or {}
             wanted = extra.get(EDITS_KEY) or ()
-            payload = extra.get(TRACE_KEY)
-            if not wanted and payload is None:
+            payload, declared = extra.get(TRACE_KEY), extra.get(DECLARED_KEY)
+            if not wanted and payload is None and declared is None:
                 continue
             request = self.requests[data.req_id] = LabRequest(data.req_id)
             request.allowed_bytes = extra.get(BUDGET_KEY)
@@ -119,12 +136,19 @@ class LabRequests(Requests):
                 request.names[registration_id] = template.name
                 mediator = BlockMediator(template.block, template.code, template.wide)
                 request.copies[registration_id] = self._aboard(mediator, request)
-            if payload is None:
+            if payload is None and declared is None:
                 continue
             try:
-                block: Block = loads(payload, persistent_objects=persistent_objects)
+                if declared is not None:
+                    assert self.declared is not None
+                    block = self.declared.block(declared)
+                    wide = self.declared.wide(block, self.steps)
+                else:
+                    assert payload is not None
+                    block = self._unpickled(payload, persistent_objects)
+                    wide = ""
                 code = block.compile()
-                mediator = BlockMediator(block, code, self.steps.is_wide(block, code))
+                mediator = BlockMediator(block, code, wide or self.steps.is_wide(block, code))
                 request.mediator = self._aboard(mediator, request)
             except Exception as exception:
                 request.error = errors.capture(exception)

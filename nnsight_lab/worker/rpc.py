@@ -14,6 +14,15 @@ class LabRPC:
         """Install an edit."""
         self.model_runner.lab_register(registration_id, payload, name)
 
+    def lab_declare(self, registration_id: str, payload: bytes, name: str) -> None:
+        """Install an edit that was told as data: nothing of it is unpickled."""
+        self.model_runner.lab_declare(registration_id, payload, name)
+
+    def lab_trust(self, level: str, jailed: bool, uid: int | None) -> dict[str, str]:
+        """Trust blocks so far and no further; what became of each layer of the jail."""
+        layers: dict[str, str] = self.model_runner.lab_trust(level, jailed, uid)
+        return layers
+
     def lab_clear(self, registration_ids: list[str]) -> None:
         """Forget edits."""
         self.model_runner.lab_clear(registration_ids)

@@ -18,9 +18,10 @@ from vllm.distributed.parallel_state import get_pp_group, get_tp_group, get_worl
 from nnsight_lab import pins
 from nnsight_lab.wire.codec import decode, encode
 from nnsight_lab.wire.keys import SAVES_CONFIG
-from nnsight_lab.worker import looking, peeking, stopping
+from nnsight_lab.worker import jail, looking, peeking, stopping
 from nnsight_lab.worker.batching import LabBatcher, LabInterleaver
 from nnsight_lab.worker.courier import Courier
+from nnsight_lab.worker.declarations import Declarations
 from nnsight_lab.worker.describing import modules_seen
 from nnsight_lab.worker.graphs import TwoGraphs
 from nnsight_lab.worker.heap import Heap
@@ -60,6 +61,7 @@ class LabRunner(NNsightGPUModelRunner):
             traces=get_pp_group().rank == 0,
             edits=get_tp_group().rank_in_group == 0,
         )
+        self.nnsight_requests.declared = Declarations(self.nnsight_model, self.vllm_config)
         if isinstance(self.model, BreakableCUDAGraphWrapper):
             self.model = TwoGraphs(self.model.runnable, self.vllm_config, interleaver)
         # A block names envoys of the kernel's tree by path; here they are this worker's own. Else
@@ -116,6 +118,17 @@ class LabRunner(NNsightGPUModelRunner):
     def lab_register(self, registration_id: str, payload: bytes, name: str) -> None:
         """Keep an edit's block for the requests that will name it."""
         self.nnsight_requests.register(registration_id, payload, self.nnsight_persistent_objects, name)
+
+    def lab_declare(self, registration_id: str, payload: bytes, name: str) -> None:
+        """Keep an edit that was told as data."""
+        self.nnsight_requests.declare(registration_id, payload, name)
+
+    def lab_trust(self, level: str, jailed: bool, uid: int | None) -> dict[str, str]:
+        """Take no blocks of code any more, where the level says so; and close the jail."""
+        declared = self.nnsight_requests.declared
+        assert declared is not None
+        declared.strict = declared.strict or level == "strict"
+        return jail.enter(uid, self.courier.folders) if jailed else {}
 
     def lab_clear(self, registration_ids: list[str]) -> None:
         """Forget edits; unknown ids are harmless."""
