@@ -13,6 +13,7 @@ from typing import Any
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from nnsight_lab.engine.facts import facts
+from nnsight_lab.server import keeping
 from nnsight_lab.server.command import Settings
 from nnsight_lab.server.describe import served
 from nnsight_lab.server.desk import Desk
@@ -94,3 +95,4 @@ class LabPlugin:
         for handler in list(state._state.values()):
             if getattr(handler, "engine_client", None) is engine_client:
                 handler.engine_client = ours
+        state.nnsight_lab_keeping = keeping.begin(desk.ledger)
