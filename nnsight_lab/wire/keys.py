@@ -28,6 +28,7 @@ FREE = "lab_free"
 LOOK = "lab_look"
 PEEK = "lab_peek"
 STEPS = "lab_steps"
+SLABS = "lab_slabs"
 DESCRIBE = "lab_describe"
 COUNT = "nnsight_request_count"
 #: Memory that is free in a worker's heap goes back to the system.
