@@ -7,6 +7,7 @@ lands in an import leaves half-made modules behind, so a thread does it and the 
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import logging
 import os
 import sys
@@ -15,7 +16,7 @@ import time
 from collections.abc import Callable
 
 from nnsight_lab.engine.status import StartProgress
-from nnsight_lab.errors import Interrupted
+from nnsight_lab.errors import EngineStartFailed, Interrupted
 
 _TICK_S = 0.2
 _MODULES = ("nnsight_lab.engine.manager", "vllm.engine.arg_utils", "nnsight_lab.engine.model")
@@ -29,8 +30,14 @@ def load(progress: Callable[[StartProgress], None] | None = None) -> float:
         The seconds it took.
 
     Raises:
+        EngineStartFailed: There is no vLLM here.
         Interrupted: When the stop button was pressed; the import goes on in the background.
     """
+    if "vllm" not in sys.modules and importlib.util.find_spec("vllm") is None:
+        raise EngineStartFailed(
+            "vLLM is not installed here, so no engine can be started: pip install 'nnsight-lab[gpu]' (or "
+            "'nnsight-lab[cpu]'). An engine that a server runs needs none: %engine attach URL."
+        )
     if all(name in sys.modules for name in _MODULES) and not _thread_alive():
         return 0.0
     began = time.monotonic()

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
-
-import msgspec
 
 from nnsight_lab.errors import RequestRefused, nearest
 
@@ -19,6 +18,7 @@ def sampling_params(settings: Mapping[str, Any]) -> Any:
     Raises:
         RequestRefused: For a name vLLM does not have, or a value it refuses.
     """
+    import msgspec  # vLLM brings it: a kernel that only attaches may have neither
     from vllm import SamplingParams
     from vllm.sampling_params import StructuredOutputsParams
 
@@ -85,7 +85,10 @@ def refusal(error: BaseException) -> RequestRefused | None:
 
 def _refused(error: BaseException) -> bool:
     """Whether vLLM blames the request: a ValueError in older versions, a tree of its own since."""
-    from vllm import exceptions  # whoever has such an error has vLLM
+    if "vllm" not in sys.modules:  # then it is none of vLLM's
+        return False
+    import msgspec
+    from vllm import exceptions
 
     own = (getattr(exceptions, "VLLMClientError", ValueError), msgspec.MsgspecError)
     return isinstance(error, (ValueError, TypeError, own))

@@ -18,7 +18,7 @@ from typing import Any
 from nnsight_lab.engine import homecoming, models, processes
 from nnsight_lab.engine.model import worker_class
 from nnsight_lab.errors import EngineDied, ServeRefused
-from nnsight_lab.server import jailing, stopper
+from nnsight_lab.server import jailing, keeping, stopper
 from nnsight_lab.server.condition import CONDITION
 from nnsight_lab.server.identity import Hub, Identity, Owner, Tokens, User
 from nnsight_lab.server.limits import Limits
@@ -158,13 +158,15 @@ def arguments(
 def prepare(settings: Settings, environment: MutableMapping[str, str]) -> None:
     """What vLLM reads from the environment."""
     settings.into(environment)
-    # The engine's processes follow this one, and are known for whose they are.
-    environment[ENGINE_ENV] = f"served-{os.getpid()}"
+    # The engine's processes follow this one, and are known for whose they are; a kept one has its mark.
+    if keeping.taken(environment) is None:
+        environment[ENGINE_ENV] = f"served-{os.getpid()}"
+        environment.pop(LOG_ENV, None)
     environment[OWNER_ENV] = processes.this_owner()
-    environment.pop(LOG_ENV, None)
     stopper.prepare(environment)
     # A dead engine is started again by ours; vLLM would end the server.
     environment["VLLM_KEEP_ALIVE_ON_ENGINE_DEATH"] = "1"
+    environment.update(processes.KEEP_MARKS)
     plugins = environment.get("VLLM_PLUGINS")
     if plugins is None or "nnsight_lab" not in plugins.split(","):
         environment["VLLM_PLUGINS"] = ",".join(filter(None, [plugins, "nnsight_lab"]))
@@ -185,6 +187,7 @@ def run(model: str, flags: Sequence[str], settings: Settings) -> None:
     homecoming.reclaim()
     spill = jailing.spill_folder(settings.jail_uid)
     prepare(settings, os.environ)
+    keeping.surroundings(flags)
     import uvloop
     from vllm.entrypoints.launchers.api_server.entry import run_server
     from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
@@ -197,6 +200,7 @@ def run(model: str, flags: Sequence[str], settings: Settings) -> None:
         uvloop.run(run_server(parsed))
     finally:
         stopper.Stopper().tidy()
+        keeping.over()
     if CONDITION.failed:
         raise EngineDied(CONDITION.failed)
 

@@ -174,7 +174,7 @@ class Desk:
         edit = self.ledger.add_edit(user, asked)
         edit.steps = steps
         try:
-            await self._rpc(
+            await self.rpc(
                 DECLARE if asked.declared else REGISTER, edit.registration, asked.payload, asked.name
             )
         except Exception as error:
@@ -212,13 +212,14 @@ class Desk:
 
     async def _forget(self, edits: Sequence[ServedEdit]) -> None:
         if edits and not self.driver.dead():
-            await self._rpc(CLEAR, [edit.registration for edit in edits])
+            await self.rpc(CLEAR, [edit.registration for edit in edits])
+
+    async def rpc(self, method: str, *args: Any) -> list[Any]:
+        """Call a worker method on every rank."""
+        return await asyncio.wrap_future(self.driver.rpc(method, *args))
 
     def _rpc_later(self, method: str, *args: Any) -> asyncio.Future[list[Any]]:
-        return asyncio.ensure_future(self._rpc(method, *args))
-
-    async def _rpc(self, method: str, *args: Any) -> list[Any]:
-        return await asyncio.wrap_future(self.driver.rpc(method, *args))
+        return asyncio.ensure_future(self.rpc(method, *args))
 
     # -- calls of kernels --------------------------------------------------------------------------
 
@@ -300,7 +301,7 @@ class Desk:
 
     async def look(self, question: bytes) -> bytes:
         """A piece of a logit lens or of attention patterns, as the first rank has it."""
-        return bytes((await self._rpc(LOOK, question))[0])
+        return bytes((await self.rpc(LOOK, question))[0])
 
     async def peek(self, user: User, lease: str, question: bytes) -> bytes:
         """What a running request of this lease has saved so far; nothing of any other request."""
@@ -311,7 +312,7 @@ class Desk:
             raise Refused(400, "The question cannot be read.") from None
         if request_id is None:
             return encode({})
-        return bytes((await self._rpc(PEEK, encode({**asked, "request_id": request_id})))[0])
+        return bytes((await self.rpc(PEEK, encode({**asked, "request_id": request_id})))[0])
 
     def _request(self, asked: RequestAsked, edits: Sequence[ServedEdit]) -> LabRequest:
         try:

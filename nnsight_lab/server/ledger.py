@@ -98,6 +98,8 @@ class Ledger:
         self._running: dict[str, int] = defaultdict(int)
         #: Saves that nobody fetched in time.
         self.forgotten = 0
+        #: Requests so far.
+        self.begun = 0
 
     # -- leases ----------------------------------------------------------------------------------
 
@@ -306,6 +308,7 @@ class Ledger:
                 retry_after_s=wait_s,
             )
         self._running[user.name] += count
+        self.begun += count
 
     def end(self, user: User, count: int = 1) -> None:
         """They are over."""

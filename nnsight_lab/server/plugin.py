@@ -13,6 +13,7 @@ from typing import Any
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from nnsight_lab.engine.facts import facts
+from nnsight_lab.server import keeping, workers
 from nnsight_lab.server.admin import router as admin_router
 from nnsight_lab.server.audit import audit
 from nnsight_lab.server.care import look_after
@@ -79,6 +80,7 @@ class LabPlugin:
         app.include_router(router)
         app.include_router(admin_router)
         app.include_router(step_router)
+        app.include_router(workers.router)
         app.add_exception_handler(Refused, lambda _, refused: refusal(refused))
 
     async def init_state(self, engine_client: Any, state: Any, args: Any) -> None:
@@ -118,3 +120,4 @@ class LabPlugin:
         for handler in list(state._state.values()):
             if getattr(handler, "engine_client", None) is engine_client:
                 handler.engine_client = ours
+        state.nnsight_lab_keeping = keeping.begin(desk.ledger)

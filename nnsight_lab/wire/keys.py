@@ -38,6 +38,7 @@ FREE = "lab_free"
 LOOK = "lab_look"
 PEEK = "lab_peek"
 STEPS = "lab_steps"
+SLABS = "lab_slabs"
 DESCRIBE = "lab_describe"
 COUNT = "nnsight_request_count"
 #: Memory that is free in a worker's heap goes back to the system.
@@ -49,6 +50,8 @@ OWNER_ENV = "NNSIGHT_LAB_OWNER"
 LOG_ENV = "NNSIGHT_LAB_LOG"
 #: Of which model it is, as it was asked for: said to people.
 MODEL_ENV = "NNSIGHT_LAB_MODEL"
+#: Set for the server of a kept engine: its record (see `nnsight_lab.engine.kept`).
+KEPT_ENV = "NNSIGHT_LAB_KEPT"
 
 #: Where a server names them, whose processes have no log of their own.
 STOP_ENV = "NNSIGHT_LAB_STOP"
