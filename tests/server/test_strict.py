@@ -144,5 +144,6 @@ def test_the_level_is_said_where_people_look(engine, strict):
     assert health["level"] == "strict"
     assert "no code of a user's runs" in health["level_means"]
     assert engine.served.level == "strict"
-    assert "level='strict'" in dict(engine.status().rows())["options"]
+    assert "strict: edits are data" in dict(engine.status().rows())["level"]
+    assert "strict: edits are data" in str(engine.status())
     assert engine.shown_options()[0] == ("level", "strict")
