@@ -19,7 +19,7 @@ from __future__ import annotations
 import multiprocessing
 import sys
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 from nnsight_lab import errors
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
 
+    from nnsight_lab.engine.edits import Edit
     from nnsight_lab.engine.estimate import Estimate
     from nnsight_lab.engine.kept import Kept
     from nnsight_lab.engine.local import Engine
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from nnsight_lab.runs.run import LiveRun
     from nnsight_lab.saves.saved_file import SavedFile
     from nnsight_lab.saves.store import SavesStore
+    from nnsight_lab.steps.step import Step
     from nnsight_lab.widgets.browser import SavesBrowser
     from nnsight_lab.widgets.token_strip import TokenStrip
 
@@ -248,10 +250,23 @@ def trace(*prompts: Any, engine: str | None = None, **options: Any) -> LabTracer
     return _manager().engine(engine).trace(*prompts, **options)  # type: ignore[no-any-return]
 
 
-def edit(name: str | None = None, *, engine: str | None = None, **options: Any) -> EditTracer:
-    """``with lab.edit("probe") as (tracer, edit):`` on the current engine; see `Engine.edit`."""
+@overload
+def edit(
+    name: str | None = None, *, steps: None = None, engine: str | None = None, **options: Any
+) -> EditTracer: ...
+
+
+@overload
+def edit(name: str, *, steps: Sequence[Step], engine: str | None = None, **options: Any) -> Edit: ...
+
+
+def edit(name: str | None = None, *, steps: Any = None, engine: str | None = None, **options: Any) -> Any:
+    """``with lab.edit("probe") as (tracer, edit):`` on the current engine; see `Engine.edit`.
+
+    Or without code, ``lab.edit("steer", steps=[lab.steps.add("model.layers.5", vector)])``.
+    """
     __tracebackhide__ = True
-    return _manager().engine(engine).edit(name, **options)  # type: ignore[no-any-return]
+    return _manager().engine(engine).edit(name, steps=steps, **options)
 
 
 def edits(engine: str | None = None) -> Any:

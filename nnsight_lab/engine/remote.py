@@ -22,7 +22,7 @@ from nnsight_lab.engine.remote_driver import RemoteDriver
 from nnsight_lab.engine.remote_tree import RemoteTree
 from nnsight_lab.engine.status import EngineStatus, StartProgress, StopReport
 from nnsight_lab.errors import EditRefused, EngineDied, LensRefused, RequestRefused, ServerError, nearest
-from nnsight_lab.wire.serving import EngineFacts, Served
+from nnsight_lab.wire.serving import LEVELS, EngineFacts, Served
 
 _NO_ESTIMATE = "An estimate needs an engine of this kernel's own: what is left is the server's to know."
 #: HTTP's for an edit that is installed already.
@@ -180,7 +180,8 @@ class RemoteEngine(Engine):
     def status(self) -> EngineStatus:
         """The engine as it stands."""
         state, cause = self.state()
-        known = self._remote.served.facts if self._remote.served is not None else None
+        served = self._remote.served
+        known = served.facts if served is not None else None
         return EngineStatus(
             name=self.name,
             state=state,
@@ -193,12 +194,19 @@ class RemoteEngine(Engine):
             edits=tuple(f"{e.name} ({'on' if e.on else 'off'})" for e in self.edits),
             options=self.shown_options(),
             cause=cause,
+            level="" if served is None else f"{served.level}: {LEVELS.get(served.level, 'unknown here')}",
+            jail="" if served is None else served.jail or "off",
         )
 
     def shown_options(self) -> tuple[tuple[str, object], ...]:
-        """How far the server keeps its users apart."""
+        """How far the server keeps its users apart, in words short enough for a panel."""
         served = self._remote.served
-        return () if served is None else (("level", served.level), ("jail", served.jail or "off"))
+        if served is None:
+            return ()
+        jail = served.jail or "off"
+        if jail != "off":
+            jail = "in part" if ": no: " in jail else "on"
+        return (("level", served.level), ("jail", jail))
 
     # -- requests ----------------------------------------------------------------------------------
 

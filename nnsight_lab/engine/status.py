@@ -40,6 +40,8 @@ class EngineStatus:
         log: The log's path.
         options: vLLM options it was started with.
         cause: Why it is dead.
+        level: How far the users of a shared engine are trusted, in words.
+        jail: What its workers are kept from, and what not.
     """
 
     name: str
@@ -57,6 +59,8 @@ class EngineStatus:
     log: str = ""
     options: tuple[tuple[str, object], ...] = field(default=())
     cause: str = ""
+    level: str = ""
+    jail: str = ""
 
     def rows(self) -> list[tuple[str, str]]:
         """Label and text of each line, for any table."""
@@ -70,6 +74,7 @@ class EngineStatus:
             ("processes", f"{', '.join(map(str, self.pids)) or 'none'} ({self._memory()})"),
             ("log", self.log),
         ]
+        rows += [(label, text) for label, text in (("level", self.level), ("jail", self.jail)) if text]
         if self.cause:
             rows.insert(1, ("cause", self.cause))
         return rows

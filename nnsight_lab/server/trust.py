@@ -18,19 +18,13 @@ from nnsight_lab.steps.check import fitted
 from nnsight_lab.steps.step import Step
 from nnsight_lab.wire.codec import WireError, decode
 from nnsight_lab.wire.keys import DESCRIBE, TRUST
-from nnsight_lab.wire.serving import ModuleSeen
+from nnsight_lab.wire.serving import LEVELS, ModuleSeen
 
-SOLO, TEAM, STRICT = LEVELS = ("solo", "team", "strict")
+STRICT = "strict"
 
 #: The jail's layer that is decided here (see `nnsight_lab.worker.jail`, which is not imported here).
 OWN_USER = "own user"
 
-#: In words, for whoever asks how far users are kept apart.
-MEANINGS = {
-    SOLO: "one user; blocks are Python in the worker",
-    TEAM: "users who trust each other; blocks are Python in the worker, which all of them share",
-    STRICT: "edits are data (steps=); no code of a user's runs",
-}
 NO_CODE = (
     "This server is of level strict: it takes edits that are data, as "
     'lab.edit("steer", steps=[lab.steps.add(…)]), and no block of code.'
@@ -81,7 +75,7 @@ class Trust:
                     "what cannot be had, and says so."
                 )
         # Not logged: whoever starts a server must see it, whatever becomes of its log.
-        print(f"nnsight-lab: level {self.level} ({MEANINGS[self.level]}); jail: {self.said()}", flush=True)
+        print(f"nnsight-lab: level {self.level} ({LEVELS[self.level]}); jail: {self.said()}", flush=True)
 
     async def again(self) -> None:
         """Tell the workers of another engine what those before were told."""
@@ -97,7 +91,7 @@ class Trust:
         """Level and jail, for whoever asks."""
         return {
             "level": self.level,
-            "level_means": MEANINGS[self.level],
+            "level_means": LEVELS[self.level],
             "jail": self.jail if self.layers else "off",
             "jail_layers": self.layers,
         }

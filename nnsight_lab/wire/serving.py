@@ -35,6 +35,13 @@ ASKED_HEADER_BYTES = 16 * 2**20
 #: In an OpenAI client's ``extra_body={"vllm_xargs": {…}}``: the names of the edits a request runs.
 OPENAI_EDITS = "nnsight_edits"
 
+#: How far the users of a server are trusted, in words.
+LEVELS = {
+    "solo": "one user; blocks are Python in the worker",
+    "team": "users who trust each other; blocks are Python in the worker, which all of them share",
+    "strict": "edits are data (steps=); no code of a user's runs",
+}
+
 #: How often a kernel says that it is still there, and how long an edit outlives the last time (seconds).
 RENEW_S = 5.0
 LEASE_S = 20.0

@@ -7,8 +7,9 @@ server is root's), no privileges, a filter of system calls over all threads (sec
 (Landlock: for the thread that runs blocks and those that come after it).
 
 What it is not: a wall between the users whose blocks share the worker. They see each other's values and can
-end the process. What it breaks: kernels that are compiled after the start (Triton, Inductor, a C compiler)
-need another program, and are refused; what is compiled already, or in a cache, runs.
+end the process. On a GPU kernels are compiled when they are first used (Triton, ptxas, a C compiler), so
+programs go on to be started there, in the same jail, with a cache of their own. Elsewhere none is: what
+compiles after the start, such as torch.compile, is refused.
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ import ctypes
 import os
 import platform
 import pwd
+import shutil
 import signal
 import struct
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -28,6 +31,7 @@ _PR_SET_NO_NEW_PRIVS: Final = 38
 #: Linux's third version of how they are told, of 64 bits.
 _CAPABILITIES: Final = 0x20080522
 _EPERM: Final = 1
+_CACHE: Final = "compiled-"
 _ENOSYS: Final = 38
 
 #: Layers, as people are told of them.
@@ -41,6 +45,7 @@ class _Machine(NamedTuple):
         audit: What the kernel calls it.
         seccomp: The number of ``seccomp``.
         capset: The number of ``capset``.
+        programs: Calls that start programs, and the processes for them.
         refused: Calls that are refused whatever they are given.
         clone: Of ``clone``: threads only.
         own: Calls whose first argument is a process: this one only.
@@ -49,6 +54,7 @@ class _Machine(NamedTuple):
     audit: int
     seccomp: int
     capset: int
+    programs: tuple[int, ...]
     refused: tuple[int, ...]
     clone: int
     own: tuple[int, ...]
@@ -64,8 +70,8 @@ _MACHINES: Final = {
         0xC000003E,
         317,
         126,
+        (59, 322, 57, 58),  # execve, execveat, fork, vfork
         (
-            *(59, 322, 57, 58),  # execve, execveat, fork, vfork
             *(41, 53, 42, 49, 50, 288, 43),  # socket, socketpair, connect, bind, listen, accept4, accept
             *(101, 310, 311),  # ptrace, process_vm_readv, process_vm_writev
             *(165, 166, 155, 161, 272, 308),  # mount, umount2, pivot_root, chroot, unshare, setns
@@ -82,8 +88,8 @@ _MACHINES: Final = {
         0xC00000B7,
         277,
         91,
+        (221, 281),
         (
-            *(221, 281),
             *(198, 199, 203, 200, 201, 242, 202),
             *(117, 270, 271),
             *(40, 39, 41, 51, 97, 268),
@@ -99,12 +105,13 @@ _MACHINES: Final = {
 }
 
 
-def enter(uid: int | None, writable: Sequence[str]) -> dict[str, str]:
+def enter(uid: int | None, writable: Sequence[str], *, programs: bool = False) -> dict[str, str]:
     """Shut this process in, for as long as it lives.
 
     Args:
         uid: Whose it becomes; None where it stays whose it is.
         writable: Folders whose files it goes on writing.
+        programs: Whether it goes on starting programs, which are in the jail as it is.
 
     Returns:
         Layer -> ``yes`` with what it is, or ``no: `` and why. Nothing is raised: a layer that cannot be had
@@ -112,11 +119,13 @@ def enter(uid: int | None, writable: Sequence[str]) -> dict[str, str]:
     """
     libc = ctypes.CDLL(None, use_errno=True)
     user = {} if uid is None else {USER: _said(lambda: _become(libc, uid))}
+    if programs and writable:
+        _own_cache(Path(writable[-1]))
     return {
         **user,
         PRIVILEGES: _said(lambda: _no_privileges(libc)),
         FILES: _said(lambda: _files(libc, writable)),
-        CALLS: _said(lambda: _calls(libc)),  # last: the others need calls that it refuses
+        CALLS: _said(lambda: _calls(libc, programs)),  # last: the others need calls that it refuses
     }
 
 
@@ -146,6 +155,20 @@ def _become(libc: ctypes.CDLL, uid: int) -> str:
     # The kernel forgets this with every change of user.
     libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     return f"{name}, {uid}"
+
+
+def _own_cache(folder: Path) -> None:
+    """Compile into a folder of this process's own: what a block might put there, no other engine loads."""
+    for left in folder.glob(f"{_CACHE}*"):
+        if not Path(f"/proc/{left.name.removeprefix(_CACHE)}").exists():
+            shutil.rmtree(left, ignore_errors=True)
+    own = folder / f"{_CACHE}{os.getpid()}"
+    try:
+        own.mkdir(mode=0o700, exist_ok=True)
+    except OSError:
+        return  # nothing is compiled then
+    os.environ.update(dict.fromkeys(("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TMPDIR"), str(own)))
+    tempfile.tempdir = str(own)
 
 
 def _no_privileges(libc: ctypes.CDLL) -> str:
@@ -191,7 +214,15 @@ def _files(libc: ctypes.CDLL, writable: Sequence[str]) -> str:
     if ruleset < 0:
         raise _failed()
     try:
-        own = _WRITE_FILE | _REMOVE_FILE | _MAKE_REG | _MAKE_DIR | _REMOVE_DIR | (handled & _TRUNCATE)
+        own = (
+            (handled & _REFER)
+            | _WRITE_FILE
+            | _REMOVE_FILE
+            | _MAKE_REG
+            | _MAKE_DIR
+            | _REMOVE_DIR
+            | (handled & _TRUNCATE)
+        )
         folders = [one for one in dict.fromkeys(writable) if _allow(libc, ruleset, one, own)]
         for device in (*_DEVICES, *map(str, Path("/dev").glob("nvidia*"))):
             if not Path(device).is_dir():
@@ -230,12 +261,13 @@ class _Program(ctypes.Structure):
     _fields_ = [("length", ctypes.c_ushort), ("instructions", ctypes.c_void_p)]
 
 
-def program(machine: str, pid: int) -> bytes:
+def program(machine: str, pid: int, *, programs: bool = False) -> bytes:
     """The filter, as the kernel reads it.
 
     Args:
         machine: ``x86_64`` or ``aarch64``.
         pid: The process that signals may go to.
+        programs: Whether others may be started.
     """
     calls = _MACHINES[machine]
 
@@ -248,22 +280,23 @@ def program(machine: str, pid: int) -> bytes:
     lines = [one(_LOAD, _ARCH_AT), one(_EQUAL, calls.audit, 1, 0), refuse, one(_LOAD, _NUMBER_AT)]
     if machine == "x86_64":
         lines += [one(_AT_LEAST, _X32, 0, 1), refuse]
-    for number in calls.refused:
+    for number in (*calls.refused, *(() if programs else calls.programs)):
         lines += [one(_EQUAL, number, 0, 1), refuse]
-    # Its flags lie behind a pointer, where a filter cannot look: the C library goes on with clone.
-    lines += [one(_EQUAL, _CLONE3, 0, 1), one(_RETURN, _ERROR | _ENOSYS)]
-    lines += [one(_EQUAL, calls.clone, 0, 4), one(_LOAD, _FIRST_AT), one(_ANY_OF, _CLONE_THREAD, 1, 0)]
-    lines += [refuse, allow]
+    if not programs:
+        # Its flags lie behind a pointer, where a filter cannot look: the C library goes on with clone.
+        lines += [one(_EQUAL, _CLONE3, 0, 1), one(_RETURN, _ERROR | _ENOSYS)]
+        lines += [one(_EQUAL, calls.clone, 0, 4), one(_LOAD, _FIRST_AT), one(_ANY_OF, _CLONE_THREAD, 1, 0)]
+        lines += [refuse, allow]
     for number in calls.own:
         lines += [one(_EQUAL, number, 0, 4), one(_LOAD, _FIRST_AT), one(_EQUAL, pid, 1, 0), refuse, allow]
     return b"".join([*lines, allow])
 
 
-def _calls(libc: ctypes.CDLL) -> str:
+def _calls(libc: ctypes.CDLL, programs: bool) -> str:
     machine = platform.machine()
     if machine not in _MACHINES:
         raise _CannotBe(f"no filter is known for {machine}")
-    instructions = program(machine, os.getpid())
+    instructions = program(machine, os.getpid(), programs=programs)
     kept = ctypes.create_string_buffer(instructions, len(instructions))
     told = _Program(len(instructions) // 8, ctypes.addressof(kept))
     answer = libc.syscall(_MACHINES[machine].seccomp, _FILTER, _ALL_THREADS, ctypes.byref(told))
@@ -271,4 +304,6 @@ def _calls(libc: ctypes.CDLL) -> str:
         raise _CannotBe(f"thread {answer} has another filter")
     if answer != 0:
         raise _failed()
+    if programs:
+        return "no sockets, tracing, mounts, or signals to others; programs, which compile a GPU's kernels"
     return "no programs, sockets, tracing, mounts, or signals to others"

@@ -128,7 +128,8 @@ class LabRunner(NNsightGPUModelRunner):
         declared = self.nnsight_requests.declared
         assert declared is not None
         declared.strict = declared.strict or level == "strict"
-        return jail.enter(uid, self.courier.folders) if jailed else {}
+        on_gpu = self.device.type == "cuda"
+        return jail.enter(uid, self.courier.folders, programs=on_gpu) if jailed else {}
 
     def lab_clear(self, registration_ids: list[str]) -> None:
         """Forget edits; unknown ids are harmless."""

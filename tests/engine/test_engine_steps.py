@@ -230,6 +230,9 @@ def test_an_edit_of_steps_is_an_edit_like_any_other(engine):
     assert (edit.version, edit.hits) == (2, 1)
     plain = engine.generate(TOWER, edits=[], **GREEDY)[0].outputs[0].token_ids
     assert engine.generate(TOWER, **GREEDY)[0].outputs[0].token_ids == plain != first
+    engine.edit("told", steps=[lab.steps.read("model.layers.1", "seen", positions="prompt")])
+    expected = engine.estimate(TOWER, edits=["told"], **GREEDY)
+    assert expected.saved_bytes == len(TOWER) * HIDDEN * 4
     edit.clear()
     assert list(engine.edits) == []
 

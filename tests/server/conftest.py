@@ -136,6 +136,21 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     assert not left, f"left after SIGTERM: {left}"
 
 
+@pytest.fixture(scope="session")
+def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server that takes edits as data only, and writes an audit log beside its own."""
+    folder = tmp_path_factory.mktemp("strict")
+    found = start(folder, "--level=strict", f"--audit={folder / 'audit.jsonl'}")
+    yield found
+    processes = found.processes()
+    found.process.send_signal(signal.SIGTERM)
+    left = gone(processes, 30)
+    for one in left:
+        one.kill()
+    found.process.wait(timeout=10)
+    assert not left, f"left after SIGTERM: {left}"
+
+
 @pytest.fixture
 def attach(server: Server) -> Iterator[Callable[..., RemoteEngine]]:
     """Attaches a user's kernel."""

@@ -17,7 +17,6 @@ from nnsight_lab.server.audit import Audit, audit, refused
 from nnsight_lab.wire.serving import PREFIX
 from tests.server.conftest import TOKENS
 from tests.server.test_served import GREEDY, TOWER
-from tests.server.test_strict import strict  # noqa: F401  (one server of that level for both files)
 from tests.waiting import until
 
 FIELDS = {"time", "user", "action", "object", "decision", "reason"}
@@ -117,7 +116,7 @@ def test_a_secret_is_taken_out_of_a_refusal_wherever_it_stands(tmp_path):
 
 
 @pytest.mark.engine
-def test_a_server_writes_what_its_users_do_and_every_refusal(strict):  # noqa: F811
+def test_a_server_writes_what_its_users_do_and_every_refusal(strict):
     path = strict.log.parent / "audit.jsonl"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     secret_prompt = "My password is hunter2 and"
@@ -206,7 +205,7 @@ def test_a_server_writes_what_its_users_do_and_every_refusal(strict):  # noqa: F
 
 
 @pytest.mark.engine
-def test_a_server_goes_on_when_its_audit_log_was_rotated_or_cannot_be_written(strict):  # noqa: F811
+def test_a_server_goes_on_when_its_audit_log_was_rotated_or_cannot_be_written(strict):
     path = strict.log.parent / "audit.jsonl"
     moved = path.with_suffix(".1")
     path.rename(moved)

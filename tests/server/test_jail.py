@@ -91,8 +91,10 @@ def test_the_jail_is_said_where_people_look(attach, server):
     assert all(re.match(r"yes \(.+\)|no: .+", said) for said in layers.values())
     assert layers["system calls"].startswith("yes")
     rows = dict(engine.status().rows())
-    assert "level='team'" in rows["options"]
-    assert "system calls: yes (no programs, sockets" in rows["options"]
+    assert rows["level"].startswith("team: users who trust each other")
+    assert "system calls: yes (no programs, sockets" in rows["jail"]
+    whole = all(said.startswith("yes") for said in layers.values())
+    assert engine.shown_options() == (("level", "team"), ("jail", "on" if whole else "in part"))
     assert "level team (users who trust each other" in server.log.read_text(errors="replace")
 
 
@@ -105,9 +107,10 @@ def test_large_saves_and_a_spill_get_out_of_the_jail(attach):
     assert lab.residual(wide).dtype == wide.dtype
 
 
+@pytest.mark.parametrize("programs", [False, True])
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
-def test_the_filter_is_well_formed_on_every_machine_it_is_known_for(machine):
-    found = program(machine, 4321)
+def test_the_filter_is_well_formed_on_every_machine_it_is_known_for(machine, programs):
+    found = program(machine, 4321, programs=programs)
     assert len(found) % 8 == 0
     count = len(found) // 8
     assert count < 4096
@@ -140,6 +143,44 @@ def test_a_worker_of_root_becomes_another_user_and_still_ends_with_its_parent(tm
     assert layers["own user"] == "yes (nobody, 65534)"
     assert (users, groups, signal_of_parent) == ([65534] * 3, [], 9)
     assert tries == ["PermissionError"] * 3
+
+
+def test_where_programs_are_needed_they_run_in_the_same_jail_with_a_cache_of_their_own(tmp_path):
+    stale = tmp_path / "compiled-999999999"
+    stale.mkdir()
+    code = (
+        "import os, subprocess, sys, tempfile, json\n"
+        "from nnsight_lab.worker import jail\n"
+        "layers = jail.enter(None, [sys.argv[1]], programs=True)\n"
+        "heard = {'capture_output': True, 'text': True}\n"
+        "said = subprocess.run(['/bin/sh', '-c', 'echo ran; echo no > ' + sys.argv[2]], **heard)\n"
+        "inner = 'import socket; socket.socket()'\n"
+        "net = subprocess.run([sys.executable, '-S', '-c', inner], **heard)\n"
+        "with tempfile.TemporaryDirectory() as made: os.rename(made, made + '.x'); os.mkdir(made)\n"
+        "try: os.kill(os.getppid(), 0); killed = 'done'\n"
+        "except OSError as error: killed = type(error).__name__\n"
+        "cache = os.environ['TRITON_CACHE_DIR']\n"
+        "print(json.dumps([layers, said.stdout, net.stderr[-200:], made, cache, killed]))\n"
+    )
+    outside = tmp_path.parent / "written-from-the-jail"
+    own = tmp_path
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(own), str(outside)],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    layers, ran, net, made, cache, killed = json.loads(done.stdout)
+    assert layers["system calls"].startswith("yes")
+    assert ran == "ran\n"
+    assert "PermissionError" in net
+    assert killed == "PermissionError"
+    assert cache.startswith(str(own / "compiled-"))
+    assert made.startswith(cache)
+    assert not stale.exists()
+    if layers["files"].startswith("yes"):
+        assert not outside.exists()
 
 
 def test_a_jail_that_cannot_be_had_is_not_promised():

@@ -197,7 +197,7 @@ def test_files_that_hold_no_edit_are_refused_and_names_that_cannot_be(server):
             answer = http.put(f"{PREFIX}/steps/steer", content=content, headers=headers)
             assert (answer.status_code, said in answer.json()["error"]["message"]) == (400, True), answer.text
         ok = {"steps": [{"op": "ablate", "site": "model.layers.7"}]}
-        for name in ("trace", "a b", "x'); import os #", "é\n"):
+        for name in ("trace", "a b", "x'); import os #", "é%0A"):
             assert http.put(f"{PREFIX}/steps/{name}", json=ok).status_code in (400, 404)
         for hold in ("-1", "nan", "1e9", "x"):
             assert http.put(f"{PREFIX}/steps/steer", json=ok, params={"hold_s": hold}).status_code in (

@@ -13,11 +13,19 @@ import nnsight_lab as lab
 from nnsight_lab.blocks.declared import DeclaredBlock
 from nnsight_lab.engine.call import Call
 from nnsight_lab.engine.remote import RemoteEngine
-from nnsight_lab.errors import EditRefused, LensRefused, RequestRefused, ServerError, TraceError
+from nnsight_lab.errors import (
+    EditRefused,
+    LensRefused,
+    RequestRefused,
+    ServeRefused,
+    ServerError,
+    TraceError,
+)
+from nnsight_lab.server.trust import Trust
 from nnsight_lab.wire.keys import DECLARED_KEY, TRACE_KEY
 from nnsight_lab.wire.serving import PREFIX, EditAsked
 from nnsight_lab.worker.declarations import Declarations
-from tests.server.conftest import TOKENS, Server, gone, start
+from tests.server.conftest import TOKENS, Server
 from tests.server.test_served import GREEDY, PARIS, TOWER, text_of
 
 pytestmark = pytest.mark.engine
@@ -29,20 +37,6 @@ MARK = Path("/dev/shm/nnsight-lab-was-unpickled")
 class Evil:
     def __reduce__(self):
         return (MARK.touch, ())
-
-
-@pytest.fixture(scope="module")
-def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    folder = tmp_path_factory.mktemp("strict")
-    server = start(folder, "--level=strict", f"--audit={folder / 'audit.jsonl'}")
-    yield server
-    processes = server.processes()
-    server.process.terminate()
-    left = gone(processes, 30)
-    for one in left:
-        one.kill()
-    server.process.wait(timeout=10)
-    assert not left
 
 
 @pytest.fixture
@@ -144,5 +138,49 @@ def test_the_level_is_said_where_people_look(engine, strict):
     assert health["level"] == "strict"
     assert "no code of a user's runs" in health["level_means"]
     assert engine.served.level == "strict"
-    assert "level='strict'" in dict(engine.status().rows())["options"]
+    assert "strict: edits are data" in dict(engine.status().rows())["level"]
+    assert "strict: edits are data" in str(engine.status())
     assert engine.shown_options()[0] == ("level", "strict")
+
+
+class Workers:
+    """An engine's client, as far as a jail is asked for: answers what its workers would."""
+
+    def __init__(self, *answers):
+        self.answers = answers
+        self.asked = []
+
+    async def collective_rpc(self, method, args=()):
+        self.asked.append((method, *args))
+        return list(self.answers)
+
+
+YES = {"no privileges": "yes (none)", "files": "yes (few)", "system calls": "yes (few)"}
+
+
+@pytest.mark.asyncio
+async def test_a_jail_that_is_insisted_on_is_whole_or_the_server_does_not_start(capsys):
+    part = {**YES, "files": "no: this kernel has no Landlock"}
+    with pytest.raises(
+        ServeRefused, match=r"files \(no: this kernel has no Landlock\).*--jail=auto does without"
+    ):
+        await Trust(Workers({"own user": "yes (nobody)", **YES}, {**part}), "team", "on").enter(65534)
+    with pytest.raises(ServeRefused, match=r"own user .no: the server is not root's"):
+        await Trust(Workers(YES), "team", "on").enter(None, "the server is not root's")
+    whole = Trust(Workers({"own user": "yes (nobody)", **YES}), "strict", "on")
+    await whole.enter(65534)
+    assert whole.figures()["jail"] == "on"
+    assert "level strict" in capsys.readouterr().out
+
+
+@pytest.mark.asyncio
+async def test_what_any_worker_lacks_is_said_and_no_jail_is_said_to_be_none():
+    workers = Workers(YES, {**YES, "files": "no: this kernel has no Landlock"})
+    trust = Trust(workers, "team", "auto")
+    await trust.enter(None, "the server is not root's")
+    assert trust.layers["files"] == "no: this kernel has no Landlock"
+    assert trust.layers["own user"] == "no: the server is not root's"
+    assert workers.asked == [("lab_trust", "team", True, None)]
+    none = Trust(Workers({}, {}), "solo", "off")
+    await none.enter(None)
+    assert (none.said(), none.figures()["jail"]) == ("off", "off")
