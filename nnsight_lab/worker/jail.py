@@ -117,6 +117,7 @@ def enter(uid: int | None, writable: Sequence[str], *, programs: bool = False) -
         Layer -> ``yes`` with what it is, or ``no: `` and why. Nothing is raised: a layer that cannot be had
         is missing, and said to be.
     """
+    _run_what_cannot_be_compiled()
     libc = ctypes.CDLL(None, use_errno=True)
     user = {} if uid is None else {USER: _said(lambda: _become(libc, uid))}
     if programs and writable:
@@ -127,6 +128,17 @@ def enter(uid: int | None, writable: Sequence[str], *, programs: bool = False) -
         FILES: _said(lambda: _files(libc, writable)),
         CALLS: _said(lambda: _calls(libc, programs)),  # last: the others need calls that it refuses
     }
+
+
+def _run_what_cannot_be_compiled() -> None:
+    """A function that asks for a compiler at its first call runs as it is written.
+
+    vLLM has such functions on rare ways, as that of a request for logprobs; without this, the first such
+    request after the jail ends the engine.
+    """
+    import torch._dynamo
+
+    torch._dynamo.config.suppress_errors = True
 
 
 def _said(layer: Callable[[], str]) -> str:

@@ -81,7 +81,7 @@ def raw(server: Server, request: str, wait_s: float = 10.0) -> tuple[int, str]:
     with socket.create_connection((host, int(port)), timeout=wait_s) as sent:
         sent.sendall(request.encode("latin-1"))
         found = b""
-        while chunk := sent.recv(65536):
+        while b"\r\n\r\n" not in found and (chunk := sent.recv(65536)):
             found += chunk
     line, _, rest = found.decode("latin-1").partition("\r\n")
     return int(line.split()[1]) if line else 0, rest
@@ -217,3 +217,19 @@ def test_a_socket_that_would_be_a_websocket_is_refused(server: Server, size: int
     )
     assert status != 101
     assert right(server)
+
+
+WAYS = (
+    *({"logprobs": 3}, {"prompt_logprobs": 2}, {"min_p": 0.1}, {"top_k": 3}, {"top_p": 0.5}, {"seed": 1}),
+    *({"repetition_penalty": 1.2}, {"frequency_penalty": 1}, {"logit_bias": {"5": 1}}, {"bad_words": ["x"]}),
+    *({"structured_outputs": {"regex": "a+"}}, {"min_tokens": 3}, {"n": 3}, {"echo": True}),
+)
+
+
+@pytest.mark.parametrize("more", WAYS, ids=lambda more: next(iter(more)))
+def test_every_way_of_sampling_runs_in_the_jail(server: Server, more: dict[str, Any]) -> None:
+    """Some of them have a function of theirs compiled at its first call, for which there is no compiler."""
+    with server.http("alice") as http:
+        answer = http.post("/v1/completions", json={**COMPLETION, "temperature": 0.8, **more})
+    assert answer.status_code == 200, answer.text
+    assert server.figures()["deaths"] == 0
