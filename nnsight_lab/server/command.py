@@ -153,7 +153,12 @@ def prepare(settings: Settings, environment: MutableMapping[str, str]) -> None:
 
 
 def run(model: str, flags: Sequence[str], settings: Settings) -> None:
-    """Serve until a signal ends it."""
+    """Serve until a signal ends it.
+
+    Raises:
+        ServeRefused: It cannot run like that.
+        EngineDied: The engine died too often to be started again.
+    """
     # Before nnsight, which puts a method on every object that anyio's backend then refuses.
     import anyio._backends._asyncio  # noqa: F401
 
@@ -163,6 +168,15 @@ def run(model: str, flags: Sequence[str], settings: Settings) -> None:
         settings.identity()  # what is wrong with a token is said before a model is loaded
     homecoming.reclaim()
     prepare(settings, os.environ)
+    try:
+        _serve(model, flags, settings)
+    finally:
+        stopper.Stopper().tidy()
+    if CONDITION.failed:
+        raise EngineDied(CONDITION.failed)
+
+
+def _serve(model: str, flags: Sequence[str], settings: Settings) -> None:
     import uvloop
     from vllm.entrypoints.launchers.api_server.entry import run_server
     from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
@@ -171,12 +185,7 @@ def run(model: str, flags: Sequence[str], settings: Settings) -> None:
     parser = make_arg_parser(FlexibleArgumentParser(prog="nnsight-lab serve"))
     parsed: Any = parser.parse_args(arguments(model, flags, settings))
     validate_parsed_serve_args(parsed)
-    try:
-        uvloop.run(run_server(parsed))
-    finally:
-        stopper.Stopper().tidy()
-    if CONDITION.failed:
-        raise EngineDied(CONDITION.failed)
+    uvloop.run(run_server(parsed))
 
 
 def users_of(tokens: Mapping[str, str], token: str | None) -> dict[str, str]:
