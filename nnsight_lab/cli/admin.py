@@ -30,6 +30,7 @@ def add_parser(sub: Any) -> None:
         "ends them, and publishes edits. IDs are those of the lists.",
         epilog=f"The token of an admin is read from --token-file or ${_TOKEN_ENV}; it is never an argument, "
         "which others can see.",
+        allow_abbrev=False,  # --token would be --token-file, and a token stand in the list of processes
     )
     parser.add_argument("url", metavar="URL", help="as for %%engine attach: http://host:port, or unix:/path")
     parser.add_argument("--token-file", type=Path, metavar="FILE", help="holds the token and nothing else")

@@ -176,7 +176,12 @@ def prepare(settings: Settings, environment: MutableMapping[str, str]) -> None:
 
 
 def run(model: str, flags: Sequence[str], settings: Settings) -> None:
-    """Serve until a signal ends it."""
+    """Serve until a signal ends it.
+
+    Raises:
+        ServeRefused: It cannot run like that.
+        EngineDied: The engine died too often to be started again.
+    """
     # Before nnsight, which puts a method on every object that anyio's backend then refuses.
     import anyio._backends._asyncio  # noqa: F401
 
@@ -188,6 +193,16 @@ def run(model: str, flags: Sequence[str], settings: Settings) -> None:
     spill = jailing.spill_folder(settings.jail_uid)
     prepare(settings, os.environ)
     keeping.surroundings(flags)
+    try:
+        _serve(model, flags, settings, spill)
+    finally:
+        stopper.Stopper().tidy()
+        keeping.over()
+    if CONDITION.failed:
+        raise EngineDied(CONDITION.failed)
+
+
+def _serve(model: str, flags: Sequence[str], settings: Settings, spill: Path | None) -> None:
     import uvloop
     from vllm.entrypoints.launchers.api_server.entry import run_server
     from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
@@ -196,13 +211,7 @@ def run(model: str, flags: Sequence[str], settings: Settings) -> None:
     parser = make_arg_parser(FlexibleArgumentParser(prog="nnsight-lab serve"))
     parsed: Any = parser.parse_args(arguments(model, flags, settings, spill))
     validate_parsed_serve_args(parsed)
-    try:
-        uvloop.run(run_server(parsed))
-    finally:
-        stopper.Stopper().tidy()
-        keeping.over()
-    if CONDITION.failed:
-        raise EngineDied(CONDITION.failed)
+    uvloop.run(run_server(parsed))
 
 
 def users_of(tokens: Mapping[str, str], token: str | None) -> dict[str, str]:

@@ -55,6 +55,44 @@ def test_a_short_token_is_refused_before_a_model_is_loaded(capsys, monkeypatch):
     assert "at least 16 characters" in refused(capsys)
 
 
+@pytest.mark.parametrize("held", ["", "short", None])
+def test_a_token_for_metrics_is_a_token(capsys, monkeypatch, tmp_path, held):
+    monkeypatch.setenv("NNSIGHT_LAB_TOKEN", "0123456789abcdef")
+    path = tmp_path / "metrics.token"
+    if held is not None:
+        path.write_text(held)
+    assert str(path) in refused(capsys, "--metrics-token", str(path))
+
+
+@pytest.mark.parametrize("flag", ["--drain-s", "--step-limit", "--sleep-after"])
+@pytest.mark.parametrize("value", ["-1", "nan", "soon", "inf"])
+def test_a_time_that_is_none_is_refused(capsys, flag, value):
+    with pytest.raises(SystemExit) as ended:
+        main(["serve", "demo", f"{flag}={value}"])
+    assert ended.value.code == 2
+    assert flag in capsys.readouterr().err
+
+
+def test_an_engine_on_a_cpu_is_not_put_to_sleep():
+    """VLLM's would report that it sleeps, and hold every byte."""
+    from vllm.platforms import current_platform
+
+    from nnsight_lab.errors import ServeRefused
+    from nnsight_lab.server.command import Settings, arguments
+
+    if not current_platform.is_cpu():
+        pytest.skip("this machine has a GPU")
+    with pytest.raises(ServeRefused, match="frees memory of a GPU"):
+        arguments("demo", [], Settings(sleep_after_s=60.0))
+
+
+def test_users_take_turns_unless_there_is_one():
+    from nnsight_lab.server.command import Settings, arguments
+
+    assert "--scheduling-policy=priority" in arguments("demo", [], Settings(level="team"))
+    assert "--scheduling-policy=priority" not in arguments("demo", [], Settings(level="solo"))
+
+
 def test_without_settings_no_guard_is_made():
     """A server that vLLM would start without one does not start."""
     from nnsight_lab.errors import ServeRefused
