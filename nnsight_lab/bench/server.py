@@ -1,10 +1,10 @@
 """What a shared engine costs: its OpenAI side beside plain vLLM's, its traces beside an engine of one's own.
 
-Plain vLLM's OpenAI server, ours, and an engine in this process stand side by side, each works while the others
-wait, in rounds. The floors: an OpenAI request without edits should cost nothing (the plugin looks at its owner
-and passes it on); a trace one HTTP exchange over loopback, which is under a millisecond, and what encodes and
-decodes it; saves that are fetched one copy into a socket and one out of it; saves that are mapped nothing but
-their pages. Of saves the *road* is timed: from being told of a reply to having its values.
+Plain vLLM's OpenAI server, ours, and an engine in this process stand side by side; each works while the
+others wait, in rounds. The floors: an OpenAI request without edits should cost nothing (the plugin looks at
+its owner and passes it on); a trace one HTTP exchange over loopback, which is under a millisecond, and what
+encodes and decodes it; saves that are fetched one copy into a socket and one out of it; saves that are mapped
+nothing but their pages. Of saves the *road* is timed: from being told of a reply to having its values.
 """
 
 from __future__ import annotations
@@ -263,11 +263,12 @@ def _roads(
     engines: dict[str, RemoteEngine], nbytes: int, repeat: int, say: Callable[[str], None]
 ) -> dict[str, float]:
     """GB a second of each way home."""
-    works: dict[str, Callable[[], object]] = {}
     seconds: dict[str, list[float]] = {name: [] for name in engines}
-    for name, engine in engines.items():
-        works[name] = lambda engine=engine, name=name: seconds[name].append(_road_s(engine, nbytes))
-    rounds.run(works, repeat, warm_up=2, say=say)
+
+    def work(name: str) -> Callable[[], object]:
+        return lambda: seconds[name].append(_road_s(engines[name], nbytes))
+
+    rounds.run({name: work(name) for name in engines}, repeat, warm_up=2, say=say)
     return {name: nbytes / 1e9 / statistics.median(found[-repeat:]) for name, found in seconds.items()}
 
 
@@ -283,8 +284,9 @@ def _road_s(engine: RemoteEngine, nbytes: int) -> float:
 
 
 def _save_large(engine: RemoteEngine, nbytes: int) -> torch.Tensor:
-    model = engine.model
+    model: Any = engine.model
+    ones: Any = torch.ones
     with engine.trace("One", max_tokens=1):
         model.model.layers[0].output[0].mean()
-        big = torch.ones(nbytes, dtype=torch.uint8).save()
-    return big  # noqa: RET504  # it is there only now
+        big: torch.Tensor = ones(nbytes, dtype=torch.uint8).save()
+    return big  # it is there only now

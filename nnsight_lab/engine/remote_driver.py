@@ -274,7 +274,9 @@ class RemoteDriver(Driver):
         call.resolve(None if call.aborted.is_set() else error)
 
     def _exchange(self, call: Call, call_id: str) -> None:
-        asked = CallAsked(call_id, self.lease, tuple(map(_asked_of, call.requests)), call.live)
+        # Along with it: the next saves may go where the last ones were.
+        returned = (self._door is not None and self.home.returned()) or b""
+        asked = CallAsked(call_id, self.lease, tuple(map(_asked_of, call.requests)), call.live, returned)
         body = encode(asked)
         try:
             with self._http.stream(

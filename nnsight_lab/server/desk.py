@@ -25,8 +25,10 @@ from nnsight_lab.server.limits import Limits, Refused
 from nnsight_lab.server.parking import Parking
 from nnsight_lab.server.seen import output_seen
 from nnsight_lab.wire.codec import WireError, decode, encode, encode_parts, size_of
+from nnsight_lab.wire.extent import Extent
 from nnsight_lab.wire.keys import BUDGET_KEY, CLEAR, EDITS_KEY, LOOK, PEEK, REGISTER, RETIRE, TRACE_KEY
 from nnsight_lab.wire.serving import (
+    ASKED_HEADER_BYTES,
     OPENAI_EDITS,
     CallAsked,
     CallOver,
@@ -163,6 +165,8 @@ class Desk:
             Refused: It names what is not there, or is more than its owner may have.
         """
         lease = self.ledger.lease(user, asked.lease)
+        if asked.returned:
+            self.door.take_back(user.name, lease.id, pieces_of(asked.returned))
         edits = [self.ledger.named(user, one.edits) for one in asked.requests]
         requests = [self._request(one, mine) for one, mine in zip(asked.requests, edits, strict=True)]
         held = self._held(
@@ -415,6 +419,21 @@ class Desk:
             for lease in self.ledger.expired():
                 with contextlib.suppress(Exception):
                     await self.end_lease(lease.owner, lease.id)
+
+
+def pieces_of(said: bytes) -> list[Extent]:
+    """Pieces of memory that a kernel gives back.
+
+    Raises:
+        Refused: They are none.
+    """
+    try:
+        found = decode(said, max_header_bytes=ASKED_HEADER_BYTES)
+    except WireError as error:
+        raise Refused(400, f"The pieces cannot be read: {error}.") from None
+    if type(found) is not list or not all(type(piece) is Extent for piece in found):
+        raise Refused(400, "The request holds something else than pieces of memory.")
+    return found
 
 
 def _over(error: BaseException) -> CallOver:
