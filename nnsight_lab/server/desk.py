@@ -305,12 +305,13 @@ class Desk:
             yield [encode(_over(error))]
             return
         for place, request in enumerate(call.requests):
-            if request.output is not None:
-                yield await framed(encode_parts(output_seen(place, request.output)))
             if request.has_blocks:
                 parts = encode_parts(self._saves(place, request, owner, lease, call_id))
                 request.saves, request.parcels, request.ranks = None, {}, ()
                 yield await framed(parts)
+            # After its saves, which take a while: a request that is finished is finished.
+            if request.output is not None:
+                yield await framed(encode_parts(output_seen(place, request.output)))
         aborted = call.aborted.is_set()
         yield [encode(CallOver("Interrupted", "the requests were aborted") if aborted else CallOver())]
         call.heard_out = True
