@@ -176,7 +176,9 @@ class RemoteEngine(Engine):
             up_s=self.up_s(),
             running=self._remote.unfinished(),
             edits=tuple(f"{e.name} ({'on' if e.on else 'off'})" for e in self.edits),
-            options=(("level", self._remote.served.level),) if self._remote.served is not None else (),
+            options=(("level", self._remote.served.level), ("saves are", self._remote.road))
+            if self._remote.served is not None
+            else (),
             cause=cause,
         )
 

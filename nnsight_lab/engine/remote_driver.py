@@ -128,6 +128,11 @@ class RemoteDriver(Driver):
         threading.Thread(target=self._renew, daemon=True, name="nnsight-lab-lease").start()
         return found
 
+    @property
+    def road(self) -> str:
+        """How large saves come: ``mapped`` from the server's memory, or ``fetched``."""
+        return "fetched" if self._door is None else "mapped"
+
     def _enter(self, name: str) -> None:
         """Map saves rather than fetch them, where the server is this user's and on this machine."""
         door = NextDoor.find(name)
