@@ -18,13 +18,14 @@ from urllib.parse import quote, urlsplit
 
 import httpx
 
+from nnsight_lab.engine.bounded import Bounded
 from nnsight_lab.engine.call import Call, LabRequest
 from nnsight_lab.engine.driver import Driver, receive
 from nnsight_lab.engine.fetching import Fetcher
 from nnsight_lab.engine.frames import messages
 from nnsight_lab.engine.peeks import Peeks
 from nnsight_lab.engine.remote_output import RemoteOutput
-from nnsight_lab.engine.same_host import NextDoor
+from nnsight_lab.engine.same_host import NextDoor, no_door
 from nnsight_lab.errors import EngineDied, Interrupted, LabError, RequestRefused, ServerError
 from nnsight_lab.wire.codec import WireError, decode, encode
 from nnsight_lab.wire.keys import (
@@ -84,10 +85,11 @@ class RemoteDriver(Driver):
         self._fetcher = Fetcher(url, headers, refused)
         self._same_host = same_host
         self._door: NextDoor | None = None
+        self.home.reader.opener = no_door
         self._http = httpx.Client(
             headers=headers,
             timeout=httpx.Timeout(_ANSWER_S, connect=_CONNECT_S),
-            transport=httpx.HTTPTransport(uds=socket, limits=httpx.Limits(max_connections=None)),
+            transport=Bounded(uds=socket, limits=httpx.Limits(max_connections=None)),
             trust_env=False,
         )
         #: Each call keeps a thread for as long as it lasts; what is asked beside them must not wait for one.
@@ -303,6 +305,10 @@ class RemoteDriver(Driver):
 
     def _took(self, call: Call, seen: Any) -> bool:
         """Take one message; whether it was the last."""
+        if type(seen) in (OutputSeen, SavesSeen, SavesHere) and (
+            type(seen.place) is not int or not 0 <= seen.place < len(call.requests)
+        ):
+            raise WireError(f"a call of {len(call.requests)} requests has none at {seen.place!r:.40}")
         if type(seen) is OutputSeen:
             output = RemoteOutput.of(call.requests[seen.place].id, seen)
             call.took(seen.place, output)
