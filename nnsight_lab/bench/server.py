@@ -1,10 +1,10 @@
 """What a shared engine costs: its OpenAI side beside plain vLLM's, its traces beside an engine of one's own.
 
-Plain vLLM's OpenAI server, ours, and an engine in this process stand side by side, each works while the others
-wait, in rounds. The floors: an OpenAI request without edits should cost nothing (the plugin looks at its owner
-and passes it on); a trace one HTTP exchange over loopback, which is under a millisecond, and what encodes and
-decodes it; saves that are fetched one copy into a socket and one out of it; saves that are mapped nothing but
-their pages. Of saves the *road* is timed: from being told of a reply to having its values.
+Plain vLLM's OpenAI server, ours, and an engine in this process stand side by side; each works while the
+others wait, in rounds. The floors: an OpenAI request without edits should cost nothing (the plugin looks at
+its owner and passes it on); a trace one HTTP exchange over loopback, which is under a millisecond, and what
+encodes and decodes it; saves that are fetched one copy into a socket and one out of it; saves that are mapped
+nothing but their pages. Of saves the *road* is timed: from being told of a reply to having its values.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ from nnsight_lab.errors import EngineStartFailed
 _START_S = 600.0
 _AT_ONCE = 32
 _PAGE_BYTES = 4096
-_NAME = "bench"
+#: What both servers call the model; ours calls it so anyhow.
+_NAME = models.DEMO
 _ATTACH = """
 import os, time
 began = time.perf_counter()
@@ -88,34 +89,26 @@ def measure(
         plain = stack.enter_context(_served(_plain_words(path, options), folder / "plain.log", {}))
         words = [sys.executable, "-m", "nnsight_lab", "serve", path, *_flags(options)]
         ours = stack.enter_context(_served(words, folder / "ours.log", {"NNSIGHT_LAB_TOKEN": token}))
-        texts = prompts(count)
-        bodies = [_body(text, tokens) for text in texts]
-        works: dict[str, Callable[[], object]] = {
-            "plain": _Openai(stack, plain, "", bodies).run,
-            "ours": _Openai(stack, ours, token, bodies).run,
-        }
-        openai = rounds.run(works, repeat, warm_up=2, say=say)
-        attach_s = statistics.median(_attached(ours, token) for _ in range(3))
+        openai = openai_side(stack, {"plain": (plain, ""), "ours": (ours, token)}, count, tokens, repeat, say)
+        attach_s = statistics.median(attached(ours, token) for _ in range(3))
         say("starting an engine in this process")
         own = lab.start(path, name="bench-own", mode="sync", **options)
         stack.callback(lab.stop, own.name)
         near = _attach(stack, "bench-near", ours, token)
         far = _attach(stack, "bench-far", ours, token, same_host=False)
         single = rounds.run(
-            {"own": lambda: _trace(own, texts[0]), "remote": lambda: _trace(far, texts[0])},
-            traces,
-            warm_up=5,
+            {"own": lambda: _trace(own), "remote": lambda: _trace(far)}, traces, warm_up=min(5, traces)
         )
-        roads = _roads({"fetched": far, "mapped": near}, saves_mb * 10**6, max(3, traces // 5), say)
+        saved = roads({"fetched": far, "mapped": near}, saves_mb * 10**6, max(1, traces // 5), say)
     return {
         "openai_throughput_vs_plain": round(1 / openai.ratio("ours", "plain"), 3),
         "trace_round_trip_ms": round(1000 * single.median("remote"), 2),
         "trace_in_process_ms": round(1000 * single.median("own"), 2),
         "trace_over_in_process_ms": round(single.difference_ms("remote", "own"), 2),
-        "saves_gb_per_s": round(roads["fetched"], 2),
-        "same_host_gb_per_s": round(roads["mapped"], 2),
+        "saves_gb_per_s": round(saved["fetched"], 2),
+        "same_host_gb_per_s": round(saved["mapped"], 2),
         "attach_s": round(attach_s, 2),
-        "seconds": {name: round(openai.median(name), 4) for name in works},
+        "seconds": {name: round(openai.median(name), 4) for name in openai.seconds},
         "requests_per_s": round(count / openai.median("ours"), 1),
         "prompts": count,
         "new_tokens": tokens,
@@ -201,6 +194,29 @@ def _body(text: str, tokens: int) -> bytes:
     return json.dumps(asked).encode()
 
 
+def openai_side(
+    stack: ExitStack,
+    servers: dict[str, tuple[str, str]],
+    count: int,
+    tokens: int,
+    repeat: int,
+    say: Callable[[str], None] = lambda text: None,
+) -> rounds.Rounds:
+    """The seconds of ``count`` completions on each server.
+
+    Args:
+        stack: Ends what is begun.
+        servers: By name, address and token.
+        count: How many, of as many prompts.
+        tokens: New ones of each.
+        repeat: Rounds that count.
+        say: Told of each round.
+    """
+    bodies = [_body(text, tokens) for text in prompts(count)]
+    works = {name: _Openai(stack, url, token, bodies).run for name, (url, token) in servers.items()}
+    return rounds.run(works, repeat, warm_up=2, say=say)
+
+
 class _Openai:
     """Clients that keep their connections, as OpenAI's do."""
 
@@ -232,7 +248,7 @@ class _Openai:
 # -- kernels --------------------------------------------------------------------------------------------
 
 
-def _attached(url: str, token: str) -> float:
+def attached(url: str, token: str) -> float:
     """Seconds in a new process, from its first import to the envoy tree."""
     done = subprocess.run(
         [sys.executable, "-c", _ATTACH.format(url=url)],
@@ -252,22 +268,26 @@ def _attach(stack: ExitStack, name: str, url: str, token: str, **more: Any) -> R
     return engine
 
 
-def _trace(engine: Engine, text: str) -> None:
+def _trace(engine: Engine) -> None:
     model = engine.model
-    with engine.trace(text, max_tokens=1, temperature=0.0):
+    with engine.trace(prompts(1), max_tokens=1, temperature=0.0):
         last = model.model.layers[8].output[0][-1].save()
-    assert last.dim() == 1
+    assert len(last) == 1
 
 
-def _roads(
-    engines: dict[str, RemoteEngine], nbytes: int, repeat: int, say: Callable[[str], None]
+def roads(
+    engines: dict[str, RemoteEngine],
+    nbytes: int,
+    repeat: int,
+    say: Callable[[str], None] = lambda text: None,
 ) -> dict[str, float]:
     """GB a second of each way home."""
-    works: dict[str, Callable[[], object]] = {}
     seconds: dict[str, list[float]] = {name: [] for name in engines}
-    for name, engine in engines.items():
-        works[name] = lambda engine=engine, name=name: seconds[name].append(_road_s(engine, nbytes))
-    rounds.run(works, repeat, warm_up=2, say=say)
+
+    def work(name: str) -> Callable[[], object]:
+        return lambda: seconds[name].append(_road_s(engines[name], nbytes))
+
+    rounds.run({name: work(name) for name in engines}, repeat, warm_up=2, say=say)
     return {name: nbytes / 1e9 / statistics.median(found[-repeat:]) for name, found in seconds.items()}
 
 
@@ -283,8 +303,9 @@ def _road_s(engine: RemoteEngine, nbytes: int) -> float:
 
 
 def _save_large(engine: RemoteEngine, nbytes: int) -> torch.Tensor:
-    model = engine.model
+    model: Any = engine.model
+    ones: Any = torch.ones
     with engine.trace("One", max_tokens=1):
         model.model.layers[0].output[0].mean()
-        big = torch.ones(nbytes, dtype=torch.uint8).save()
-    return big  # noqa: RET504  # it is there only now
+        big: torch.Tensor = ones(nbytes, dtype=torch.uint8).save()
+    return big  # it is there only now

@@ -11,7 +11,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from nnsight_lab.wire.keys import SHARE_KEY
@@ -35,6 +35,8 @@ class Progress:
         text: What was generated so far (of the first sequence).
         tokens: How many tokens, over all its sequences.
         finished: Whether it is done.
+        home_bytes: On a call's first request: what large replies of the call take that come over a network.
+        brought_bytes: How much of that is here.
     """
 
     index: int
@@ -42,6 +44,8 @@ class Progress:
     text: str
     tokens: int
     finished: bool
+    home_bytes: int = 0
+    brought_bytes: int = 0
 
 
 @dataclass
@@ -147,7 +151,10 @@ class Call:
 
     def progress(self) -> list[Progress]:
         """Every request as it stands."""
-        return [request.progress(index) for index, request in enumerate(self.requests)]
+        found = [request.progress(index) for index, request in enumerate(self.requests)]
+        if self.home_bytes:
+            found[0] = replace(found[0], home_bytes=self.home_bytes, brought_bytes=self.brought_bytes)
+        return found
 
     def brought(self, nbytes: int) -> None:
         """Note bytes of a reply that arrived."""

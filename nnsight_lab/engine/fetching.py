@@ -142,6 +142,7 @@ class Fetcher:
     ) -> None:
         connection = self._connection()
         whole, at = False, 0
+        answer: http.client.HTTPResponse | None = None
         try:
             connection.request("GET", self._prefix + target, headers=self._headers)
             answer = connection.getresponse()
@@ -165,6 +166,8 @@ class Fetcher:
         finally:
             if not whole:
                 told(-at)
+                if answer is not None:
+                    answer.close()
             self._back(connection, whole)
 
     def _connection(self) -> http.client.HTTPConnection:

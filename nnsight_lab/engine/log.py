@@ -59,6 +59,14 @@ _PHASES = (
 _STAMP = re.compile(r"-\d{8}-\d{6}-\d+-\d+\.log$")
 
 
+def _written(path: Path) -> float:
+    """When a file was last written; one that another process has just removed is the oldest."""
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
+
+
 class EngineLog:
     """One engine's log.
 
@@ -76,7 +84,7 @@ class EngineLog:
         """A fresh log for engine ``name``; old ones beyond the last `KEPT` are removed."""
         folder = state_dir() / "logs"
         folder.mkdir(exist_ok=True, mode=0o700)
-        logs = sorted(folder.glob("*.log"), key=lambda path: path.stat().st_mtime)
+        logs = sorted(folder.glob("*.log"), key=_written)
         living = {process.log for process in engine_processes()} if len(logs) > cls.KEPT else set()
         for old in [path for path in logs[: -cls.KEPT] if str(path) not in living]:
             old.unlink(missing_ok=True)

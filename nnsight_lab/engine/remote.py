@@ -206,7 +206,7 @@ class RemoteEngine(Engine):
         jail = served.jail or "off"
         if jail != "off":
             jail = "in part" if ": no: " in jail else "on"
-        return (("level", served.level), ("jail", jail))
+        return (("level", served.level), ("jail", jail), ("saves are", self._remote.road))
 
     # -- requests ----------------------------------------------------------------------------------
 

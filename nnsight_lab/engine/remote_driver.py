@@ -18,13 +18,14 @@ from urllib.parse import quote, urlsplit
 
 import httpx
 
+from nnsight_lab.engine.bounded import Bounded
 from nnsight_lab.engine.call import Call, LabRequest
 from nnsight_lab.engine.driver import Driver, receive
 from nnsight_lab.engine.fetching import Fetcher
 from nnsight_lab.engine.frames import messages
 from nnsight_lab.engine.peeks import Peeks
 from nnsight_lab.engine.remote_output import RemoteOutput
-from nnsight_lab.engine.same_host import NextDoor
+from nnsight_lab.engine.same_host import NextDoor, no_door
 from nnsight_lab.errors import EngineDied, Interrupted, LabError, RequestRefused, ServerError
 from nnsight_lab.wire.codec import WireError, decode, encode
 from nnsight_lab.wire.keys import (
@@ -88,10 +89,11 @@ class RemoteDriver(Driver):
         self._fetcher = Fetcher(url, headers, refused)
         self._same_host = same_host
         self._door: NextDoor | None = None
+        self.home.reader.opener = no_door
         self._http = httpx.Client(
             headers=headers,
             timeout=httpx.Timeout(_ANSWER_S, connect=_CONNECT_S),
-            transport=httpx.HTTPTransport(uds=socket, limits=httpx.Limits(max_connections=None)),
+            transport=Bounded(uds=socket, limits=httpx.Limits(max_connections=None)),
             trust_env=False,
         )
         #: Each call keeps a thread for as long as it lasts; what is asked beside them must not wait for one.
@@ -131,6 +133,11 @@ class RemoteDriver(Driver):
         self.served = found
         threading.Thread(target=self._renew, daemon=True, name="nnsight-lab-lease").start()
         return found
+
+    @property
+    def road(self) -> str:
+        """How large saves come: ``mapped`` from the server's memory, or ``fetched``."""
+        return "fetched" if self._door is None else "mapped"
 
     def _enter(self, name: str) -> None:
         """Map saves rather than fetch them, where the server is this user's and on this machine."""
@@ -300,7 +307,9 @@ class RemoteDriver(Driver):
 
     def _send_piece(self, call: Call, call_id: str, start: int, stop: int) -> None:
         requests = tuple(map(_asked_of, call.requests[start:stop]))
-        body = encode(CallAsked(call_id, self.lease, requests, call.live))
+        # Along with it: the next saves may go where the last ones were.
+        returned = (self._door is not None and self.home.returned()) or b""
+        body = encode(CallAsked(call_id, self.lease, requests, call.live, returned))
         try:
             with self._http.stream(
                 "POST",
@@ -321,6 +330,10 @@ class RemoteDriver(Driver):
 
     def _took(self, call: Call, start: int, seen: Any) -> bool:
         """Take one message of the piece that begins at request ``start``; whether it was the last."""
+        if type(seen) in (OutputSeen, SavesSeen, SavesHere) and (
+            type(seen.place) is not int or not 0 <= seen.place < len(call.requests) - start
+        ):
+            raise WireError(f"a call of {len(call.requests)} requests has none at {seen.place!r:.40}")
         if type(seen) is OutputSeen:
             place = start + seen.place
             output = RemoteOutput.of(call.requests[place].id, seen)

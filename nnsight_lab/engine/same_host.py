@@ -25,6 +25,11 @@ _TIMEOUT_S: Final = 20.0
 _NORESERVE: Final = getattr(mmap, "MAP_NORESERVE", 0x4000)
 
 
+def no_door(extent: Extent) -> mmap.mmap:
+    """Refused: a server names memory to a kernel that has no door to it. No file is opened on its word."""
+    raise EngineDied("The server says that saves are in memory which it did not lend.", cause="not lent")
+
+
 class NextDoor:
     """This kernel's connection to the door of a server.
 

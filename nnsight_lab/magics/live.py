@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 
 from nnsight_lab.magics.contract import Progress
 from nnsight_lab.magics.drawing import CODE_STYLE, DIM_STYLE, Canvas, Drawing
+from nnsight_lab.wire.sizes import shown_bytes
 
 #: Twenty updates a second.
 MIN_INTERVAL_S = 0.05
@@ -67,7 +68,7 @@ def drawn(requests: Sequence[Progress], elapsed_s: float) -> Drawing:
 
 def _one(request: Progress, elapsed_s: float) -> Drawing:
     prompt = _middle_out(request.prompt, PROMPT_CHARS)
-    text, note = request.text, _speed(request.tokens, elapsed_s)
+    text, note = request.text, _speed(request.tokens, elapsed_s) + _bringing(request)
     if len(text) > TEXT_CHARS:
         note += f"; the last {TEXT_CHARS:,} of {len(text):,} characters, `tracer.outputs` has all"
         text = "…" + text[-TEXT_CHARS:]
@@ -82,7 +83,7 @@ def _one(request: Progress, elapsed_s: float) -> Drawing:
 def _many(requests: Sequence[Progress], elapsed_s: float) -> Drawing:
     finished = sum(request.finished for request in requests)
     tokens = sum(request.tokens for request in requests)
-    counted = f"{finished} of {len(requests)} requests, {_speed(tokens, elapsed_s)}"
+    counted = f"{finished} of {len(requests)} requests, {_speed(tokens, elapsed_s)}{_bringing(requests[0])}"
     bar = ""
     if finished < len(requests):
         bar = (
@@ -111,6 +112,13 @@ def _many(requests: Sequence[Progress], elapsed_s: float) -> Drawing:
 def _speed(tokens: int, elapsed_s: float) -> str:
     rate = f", {tokens / elapsed_s:,.0f} tok/s" if elapsed_s > 0 and tokens else ""
     return f"{tokens:,} token{'' if tokens == 1 else 's'}{rate}"
+
+
+def _bringing(first: Progress) -> str:
+    """How much of large saves is still on its way."""
+    if first.brought_bytes >= first.home_bytes:
+        return ""
+    return f"; saves: {shown_bytes(first.brought_bytes)} of {shown_bytes(first.home_bytes)} are here"
 
 
 def _flat(text: str) -> str:

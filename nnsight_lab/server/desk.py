@@ -32,6 +32,7 @@ from nnsight_lab.server.trust import Trust
 from nnsight_lab.server.turns import Turns
 from nnsight_lab.steps.form import to_json
 from nnsight_lab.wire.codec import WireError, decode, encode, encode_parts, size_of
+from nnsight_lab.wire.extent import Extent
 from nnsight_lab.wire.keys import (
     BUDGET_KEY,
     CLEAR,
@@ -45,6 +46,7 @@ from nnsight_lab.wire.keys import (
     TRACE_KEY,
 )
 from nnsight_lab.wire.serving import (
+    ASKED_HEADER_BYTES,
     OPENAI_EDITS,
     CallAsked,
     CallOver,
@@ -236,6 +238,8 @@ class Desk:
                 self.trust.refuse_code()
             if one.declared is not None:
                 self.trust.look(one.declared)
+        if asked.returned:
+            self.door.take_back(user.name, lease.id, pieces_of(asked.returned))
         edits = [self.ledger.named(user, one.edits) for one in asked.requests]
         requests = [self._request(one, mine) for one, mine in zip(asked.requests, edits, strict=True)]
         held = self._held(
@@ -412,12 +416,13 @@ class Desk:
             yield [encode(_over(error))]
             return
         for place, request in enumerate(call.requests):
-            if request.output is not None:
-                yield await framed(encode_parts(output_seen(place, request.output)))
             if request.has_blocks:
                 parts = encode_parts(self._saves(place, request, owner, lease, call_id))
                 request.saves, request.parcels, request.ranks = None, {}, ()
                 yield await framed(parts)
+            # After its saves, which take a while: a request that is finished is finished.
+            if request.output is not None:
+                yield await framed(encode_parts(output_seen(place, request.output)))
         aborted = call.aborted.is_set()
         if aborted and CONDITION.ending:
             yield [encode(CallOver("EngineDied", CONDITION.cause))]
@@ -561,6 +566,21 @@ class Desk:
             for lease in self.ledger.expired():
                 with contextlib.suppress(Exception):
                     await self.end_lease(lease.owner, lease.id, "nobody renewed it")
+
+
+def pieces_of(said: bytes) -> list[Extent]:
+    """Pieces of memory that a kernel gives back.
+
+    Raises:
+        Refused: They are none.
+    """
+    try:
+        found = decode(said, max_header_bytes=ASKED_HEADER_BYTES)
+    except WireError as error:
+        raise Refused(400, f"The pieces cannot be read: {error}.") from None
+    if type(found) is not list or not all(type(piece) is Extent for piece in found):
+        raise Refused(400, "The request holds something else than pieces of memory.")
+    return found
 
 
 def _over(error: BaseException) -> CallOver:

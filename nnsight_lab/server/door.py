@@ -212,13 +212,19 @@ class Door:
         lent.slabs.update(slabs)  # type: ignore[arg-type]
         return True
 
+    def take_back(self, owner: str, lease: str, pieces: Sequence[Extent]) -> None:
+        """A kernel looks at these no more."""
+        lent = self._lent.get((owner, lease))
+        if lent is not None:
+            for piece in pieces:
+                lent.pieces.pop(piece, None)
+
     def give_back(self, owner: str, lease: str, pieces: Sequence[Extent]) -> list[str]:
-        """A kernel looks at these no more; returns slabs that it need not map any longer."""
+        """`take_back`; returns slabs that the kernel need not map any longer."""
+        self.take_back(owner, lease, pieces)
         lent = self._lent.get((owner, lease))
         if lent is None:
             return []
-        for piece in pieces:
-            lent.pieces.pop(piece, None)
         self._forget_slabs(lent)
         gone = [path for path in lent.sent if path not in lent.slabs]
         lent.sent.difference_update(gone)

@@ -10,13 +10,12 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from nnsight_lab.server.audit import audit
-from nnsight_lab.server.desk import Desk, OpenCall, asking
+from nnsight_lab.server.desk import Desk, OpenCall, asking, pieces_of
 from nnsight_lab.server.kept_saves import KeptSaves
 from nnsight_lab.server.ledger import ServedEdit
 from nnsight_lab.server.limits import Refused, not_found
 from nnsight_lab.server.streamed import Streamed
 from nnsight_lab.wire.codec import WireError, decode, encode
-from nnsight_lab.wire.extent import Extent
 from nnsight_lab.wire.messages import RequestSaves
 from nnsight_lab.wire.serving import ASKED_HEADER_BYTES, CONTENT_TYPE, PREFIX, CallAsked, EditAsked
 
@@ -146,9 +145,7 @@ async def ticket(lease: str, request: Request) -> Response:
 @router.post("/leases/{lease}/pieces")
 async def give_back(lease: str, request: Request) -> Response:
     """Pieces of memory that a kernel looks at no more; the answer names what it need not map either."""
-    pieces: list[Any] = await _message(request, list)
-    if not all(type(piece) is Extent for piece in pieces):
-        raise Refused(400, "The request holds something else than pieces of memory.")
+    pieces = pieces_of(await request.body())
     return Response(encode(_desk(request).door.give_back(asking().name, lease, pieces)))
 
 

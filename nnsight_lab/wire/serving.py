@@ -201,12 +201,14 @@ class CallAsked:
         lease: What it belongs to.
         requests: In the caller's order.
         live: Whether outputs are wanted as they grow.
+        returned: Pieces of memory that the kernel looks at no more, encoded.
     """
 
     id: str
     lease: str
     requests: tuple[RequestAsked, ...]
     live: bool = False
+    returned: bytes = b""
 
 
 @register

@@ -96,3 +96,18 @@ def test_the_tail_is_the_last_lines_and_a_missing_log_is_empty(tmp_path):
     assert EngineLog(path).tail(3) == "97\n98\n99"
     assert EngineLog(tmp_path / "none.log").tail() == ""
     assert EngineLog(tmp_path / "none.log").root_cause() == ""
+
+
+def test_logs_that_another_kernel_removes_meanwhile_are_no_error(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    first = EngineLog.new("one")
+    glob = Path.glob
+
+    def and_one_that_is_gone(folder, pattern):
+        yield from glob(folder, pattern)
+        yield folder / "removed.log"
+
+    monkeypatch.setattr(Path, "glob", and_one_that_is_gone)
+    second = EngineLog.new("two")
+    assert first.path.exists()
+    assert second.path.exists()

@@ -39,6 +39,8 @@ class Progress:
     text: str
     tokens: int
     finished: bool
+    home_bytes: int = 0
+    brought_bytes: int = 0
 
 
 @dataclass

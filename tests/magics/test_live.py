@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -32,6 +33,13 @@ class Clock:
 
 def one(text: str, tokens: int = 1, finished: bool = False, prompt: str = "p") -> Progress:
     return Progress(0, prompt, text, tokens, finished)
+
+
+def test_large_saves_on_their_way_are_counted_until_they_are_here() -> None:
+    one = Progress(0, "Hello", " world", 2, False, home_bytes=3_000_000_000, brought_bytes=1_200_000_000)
+    for requests in ([one], [one, Progress(1, "Hi", " there", 2, True)]):
+        assert "; saves: 1.2 GB of 3 GB are here" in drawn(requests, 1.0).html
+    assert "are here" not in drawn([replace(one, brought_bytes=3_000_000_000)], 1.0).html
 
 
 def test_at_most_twenty_states_a_second_are_drawn() -> None:

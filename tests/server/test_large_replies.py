@@ -257,6 +257,18 @@ def test_nobody_comes_in_without_a_ticket_nor_twice_with_one(attach, server):
     assert large(engine).max() == 1
 
 
+def test_text_that_would_cost_the_server_many_times_its_size_is_refused(attach, server):
+    engine = attach()
+    text = "x" * 17 * 2**20
+    with server.http() as http:
+        for path in ("/v1/completions", f"{PREFIX}/look", f"{PREFIX}/leases/{engine._remote.lease}/pieces"):
+            assert http.post(path, content=text).status_code == 413
+        answer = http.post(f"{PREFIX}/calls", content=encode([text]), headers={"Content-Type": CONTENT_TYPE})
+        assert answer.status_code == 400
+        assert "claims a header" in answer.text
+    assert engine.generate("One", max_tokens=1)
+
+
 @pytest.mark.skipif(os.getuid() != 0, reason="only root becomes another user")
 def test_a_process_of_another_user_gets_nothing(attach, server):
     engine = attach()

@@ -126,7 +126,7 @@ def test_edits_of_any_other_kind_are_refused_and_the_engine_goes_on(client, edit
     assert client.completions.create(**ASKED).choices[0].text == PARIS
 
 
-@pytest.mark.parametrize("key", ["lab_trace", "lab_edits", "lab_budget"])
+@pytest.mark.parametrize("key", ["lab_trace", "lab_edits", "lab_budget", "lab_share"])
 @pytest.mark.parametrize("value", [5, "abc", ["root/edit-1"], [1]])
 def test_what_the_workers_are_told_cannot_be_said_by_a_client(client, key, value):
     done = client.completions.create(**ASKED, extra_body={"vllm_xargs": {key: value}})
