@@ -144,8 +144,9 @@ def main() -> None:
         def client() -> httpx.Client:
             pool = httpx.Limits(max_connections=_AT_ONCE)
             return httpx.Client(
-                transport=httpx.HTTPTransport(uds=socket, limits=pool), base_url="http://localhost",
-                timeout=120
+                transport=httpx.HTTPTransport(uds=socket, limits=pool),
+                base_url="http://localhost",
+                timeout=600,
             )
 
         pid = next(one.pid for one in lab.kept() if one.engine == engine.id)

@@ -18,6 +18,7 @@ from typing_extensions import Self
 from nnsight_lab.engine import keeping, kept, processes
 from nnsight_lab.engine.config import EngineConfig, Mode, loop_is_running
 from nnsight_lab.engine.driver import Driver
+from nnsight_lab.engine.ending import report
 from nnsight_lab.engine.kept import Kept
 from nnsight_lab.engine.log import EngineLog, consequence
 from nnsight_lab.engine.remote import RemoteEngine
@@ -231,18 +232,3 @@ class KeptEngine(RemoteEngine):
 
     def __repr__(self) -> str:
         return f"<KeptEngine {self.name!r}: {self.config.model}, {self.state()[0]}>"
-
-
-def report(name: str, record: Kept, began: float) -> StopReport:
-    """End a kept engine, and say what that freed."""
-    alive = processes.engine_processes(record.engine)
-    on_gpu = processes.gpu_bytes(process.pid for process in alive)
-    ended = kept.end(record)
-    return StopReport(
-        name=name,
-        pids=tuple(process.pid for process in alive),
-        left=tuple(ended.left),
-        freed_bytes=sum(process.rss_bytes for process in alive if process.pid not in ended.left),
-        elapsed_s=time.monotonic() - began,
-        freed_gpu_bytes=0 if ended.left else on_gpu,
-    )

@@ -14,7 +14,8 @@ from typing import Any
 
 from nnsight_lab.engine import kept
 from nnsight_lab.engine.config import EngineConfig
-from nnsight_lab.engine.kept_engine import KeptEngine, report
+from nnsight_lab.engine.ending import report
+from nnsight_lab.engine.kept_engine import KeptEngine
 from nnsight_lab.engine.local import Engine, LocalEngine
 from nnsight_lab.engine.recent import note_model
 from nnsight_lab.engine.remote import RemoteEngine

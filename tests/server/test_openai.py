@@ -64,7 +64,7 @@ def test_a_request_runs_its_owners_edits_or_those_it_names(attach, client, serve
     assert client.completions.create(**ASKED).choices[0].text == PARIS
 
 
-def test_values_in_one_piece_of_memory_and_one_value_under_two_names_are_fetched_whole(attach, client, server):
+def test_values_that_share_memory_and_one_value_under_two_names_are_fetched_whole(attach, client, server):
     engine = attach()
     model = engine.model
     with engine.edit("many"):
