@@ -146,7 +146,13 @@ class Actions:
         if engine.state()[0] == wire.STARTING:
             engine.give_up()
             return {"ok": True, "text": "The start is given up."}
+        if engine.attach_line():  # as its button says: others may use it, and a kept one is stopped as such
+            return self._begin(wire.STOP, engine.name, lambda: self._detach(engine.name))
         return self._begin(wire.STOP, engine.name, lambda: str(nnsight_lab.stop(engine.name)))
+
+    def _detach(self, name: str) -> str:
+        nnsight_lab.detach(name)
+        return "It goes on for others."
 
     def _interrupt(self, content: Mapping[str, Any]) -> Answer:
         count = _engine(content).abort_all()

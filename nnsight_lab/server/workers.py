@@ -1,4 +1,4 @@
-"""What the workers hold for requests, told to admins: nothing, when none is under way and none are kept."""
+"""What the workers hold, told to admins: nothing, where no request is under way and no saves are kept."""
 
 from __future__ import annotations
 
