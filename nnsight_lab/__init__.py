@@ -157,13 +157,15 @@ def _watched(
     return line.around(lambda: begin(line.progress))  # type: ignore[return-value]
 
 
-def attach(url: str, *, name: str = "main", token: str | None = None) -> Engine:
+def attach(url: str | None = None, *, name: str = "main", token: str | None = None) -> Engine:
     """Use an engine that `nnsight-lab serve` runs: the same cells, against it.
 
     Args:
-        url: ``http://host:port``, a JupyterHub service's address, or ``unix:/path/of/socket``.
+        url: ``http://host:port``, a JupyterHub service's address, or ``unix:/path/of/socket``. The engine of
+            this JupyterHub (``$NNSIGHT_LAB_URL``) where it is None.
         name: What it is called here.
-        token: Who you are; ``$NNSIGHT_LAB_TOKEN`` or this server's JupyterHub token where it is None.
+        token: Who you are; where it is None, ``$NNSIGHT_LAB_TOKEN``, or for a service of this JupyterHub the
+            token of this server.
 
     Raises:
         ServerError: The server is not there, or does not let this kernel in.

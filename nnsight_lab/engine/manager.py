@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from nnsight_lab.engine.config import EngineConfig
+from nnsight_lab.engine.hub_service import address, checked
 from nnsight_lab.engine.local import Engine, LocalEngine
 from nnsight_lab.engine.recent import note_model
 from nnsight_lab.engine.remote import RemoteEngine
@@ -84,14 +85,15 @@ class EngineManager:
             note_model(model)
             return engine
 
-    def attach(self, url: str, *, name: str = DEFAULT_NAME, token: str | None = None) -> Engine:
-        """An engine that a server runs.
+    def attach(self, url: str | None = None, *, name: str = DEFAULT_NAME, token: str | None = None) -> Engine:
+        """An engine that a server runs; this JupyterHub's where no address is given.
 
         Raises:
             ServerError: The server is not there, or does not let this kernel in.
             EngineMismatch: Another engine of that name is alive.
         """
         __tracebackhide__ = True
+        url = checked(address() if url is None else url)
         with self._lock:
             known = self._engines.get(name)
             if known is not None and known.alive:

@@ -20,6 +20,7 @@ import httpx
 from nnsight_lab.engine.call import Call, LabRequest
 from nnsight_lab.engine.driver import Driver
 from nnsight_lab.engine.peeks import Peeks
+from nnsight_lab.engine.proxy_words import said_by_proxy
 from nnsight_lab.engine.remote_output import RemoteOutput
 from nnsight_lab.errors import EngineDied, Interrupted, LabError, RequestRefused, ServerError
 from nnsight_lab.wire.codec import WireError, decode, encode
@@ -139,8 +140,8 @@ class RemoteDriver(Driver):
             answer = self._http.request(method, f"{self._base}{PREFIX}{path}", **more)
         except httpx.HTTPError as error:
             raise unreachable(self.url, error) from None
-        if answer.is_error:
-            raise refused(answer)
+        if not answer.is_success:
+            raise refused(self.url, answer)
         return answer
 
     # -- what drivers do -------------------------------------------------------------------------------
@@ -247,15 +248,31 @@ class RemoteDriver(Driver):
                 headers={"Content-Type": CONTENT_TYPE},
                 timeout=httpx.Timeout(None, connect=_CONNECT_S),
             ) as answer:
-                if answer.is_error:
+                if not answer.is_success:
                     answer.read()
-                    raise refused(answer)
+                    raise refused(self.url, answer)
                 for message in _messages(answer.iter_raw()):
                     if self._took(call, decode(message)):
                         return
         except httpx.HTTPError as error:
+            self._still_here()
             raise unreachable(self.url, error) from None
+        self._still_here()
         raise ServerError(f"{self.url} ended its answer before the call was over.")
+
+    def _still_here(self) -> None:
+        """See that the server still lets this kernel in: where it does not, that is why a call broke off.
+
+        Raises:
+            ServerError: It does not, and says why.
+        """
+        try:
+            answer = self._asked("PUT", f"/leases/{self.lease}")
+            if answer.status_code == httpx.codes.CREATED:
+                self.lapsed()
+        except ServerError as error:
+            if error.status:
+                raise
 
     def _took(self, call: Call, seen: Any) -> bool:
         """Take one message; whether it was the last."""
@@ -342,11 +359,12 @@ def _messages(chunks: Iterator[bytes]) -> Iterator[bytearray]:
                 message = None
 
 
-def refused(answer: httpx.Response) -> LabError:
+def refused(url: str, answer: httpx.Response) -> LabError:
     """The error of an answer that says no."""
+    text = said_by_proxy(url, answer)
     try:
-        told = answer.json()
-        text = str(told["error"]["message"] if "error" in told else told["detail"])
+        told = {} if text else answer.json()
+        text = text or str(told["error"]["message"] if "error" in told else told["detail"])
     except (ValueError, KeyError, TypeError):
         text = answer.text[:200] or answer.reason_phrase
     after = answer.headers.get("retry-after", "")

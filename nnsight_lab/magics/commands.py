@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from nnsight_lab.errors import CellUsageError, nearest
-from nnsight_lab.magics.arguments import Arguments, read_arguments, text_expression
+from nnsight_lab.magics.arguments import Arguments, is_text, read_arguments, text_expression
 
 #: Every sub-command of `%engine`, with its correct form.
 ENGINE_FORMS: dict[str, str] = {
     "start": "%engine start MODEL option=value … [--restart]",
-    "attach": "%engine attach URL [name=NAME]",
+    "attach": "%engine attach [URL] [name=NAME]",
     "status": "%engine status [NAME]",
     "stop": "%engine stop [NAME]",
     "restart": "%engine restart [NAME]",
@@ -58,9 +58,9 @@ class StartEngine:
 
 @dataclass(frozen=True)
 class AttachEngine:
-    """`%engine attach URL [name=NAME]`."""
+    """`%engine attach [URL] [name=NAME]`; without an address, this JupyterHub's engine."""
 
-    url: str
+    url: str | None
     options: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -272,10 +272,16 @@ def _read_start(rest: str) -> StartEngine:
 def _read_attach(rest: str) -> AttachEngine:
     form = ENGINE_FORMS["attach"]
     arguments = read_arguments(rest, form=form)
-    if len(arguments.words) != 1:
+    if len(arguments.words) > 1:
         raise CellUsageError(f"%engine attach takes one address, of a server. Write: {form}")
     _refuse_more(arguments, 1, form, options=("name", "token"))
-    return AttachEngine(text_expression(arguments.words[0]), dict(arguments.options))
+    if is_text(arguments.options.get("token", "")):
+        raise CellUsageError(
+            "A token that stands in a cell is saved with the notebook: set $NNSIGHT_LAB_TOKEN, or give a "
+            "variable, as token=$mine."
+        )
+    url = text_expression(arguments.words[0]) if arguments.words else None
+    return AttachEngine(url, dict(arguments.options))
 
 
 def _read_log(rest: str) -> EngineLog:

@@ -51,10 +51,11 @@ class LineMagics:
             configuration is taken as it is. Options are those of `lab.start` (`name=`, `mode=`) and of
             vLLM (`max_model_len=512`, `dtype=bfloat16`, `tensor_parallel_size=2`); values are Python
             literals, else strings; `$name` and `{expression}` are your variables.
-        %engine attach URL [name=NAME]
+        %engine attach [URL] [name=NAME]
             Uses an engine that `nnsight-lab serve` runs, and binds `engine` and `model`: `http://host:8000`,
-            a JupyterHub service's address, or `unix:/path/of/socket`. Who you are is told by
-            `$NNSIGHT_LAB_TOKEN`, or by this server's JupyterHub token.
+            a JupyterHub service's address, or `unix:/path/of/socket`; without an address that of this
+            JupyterHub. Who you are is told by `$NNSIGHT_LAB_TOKEN`, or to the Hub's own services by this
+            server's token.
         %engine
         %engine status [NAME]          what the engine is and does
         %engine list                   every engine of this kernel
@@ -135,7 +136,7 @@ class LineMagics:
         self._bind(engine)
 
     def _attach(self, command: AttachEngine) -> None:
-        url = str(evaluate(command.url, self._shell.user_ns))
+        url = None if command.url is None else str(evaluate(command.url, self._shell.user_ns))
         options = {
             name: str(evaluate(source, self._shell.user_ns)) for name, source in command.options.items()
         }

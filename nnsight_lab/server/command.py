@@ -1,7 +1,7 @@
 """What `nnsight-lab serve` runs: vLLM's own OpenAI server, with this package's worker and routes.
 
-The settings travel to the server's plugin in one environment variable, which is taken off before any
-process of the engine is born: a block must find no token there.
+The settings, with users' tokens among them, are left for the server's plugin in this process's memory: what
+stands in its environment, the engine's processes are born with, and a block must find no token there.
 """
 
 from __future__ import annotations
@@ -10,22 +10,22 @@ import json
 import os
 import secrets
 from collections.abc import Mapping, MutableMapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from typing import Any
 
 from nnsight_lab.engine import homecoming, models, processes
 from nnsight_lab.engine.model import worker_class
 from nnsight_lab.errors import ServeRefused
-from nnsight_lab.server.identity import Hub, Identity, Owner, Tokens, User
+from nnsight_lab.server.environment import take
+from nnsight_lab.server.hub import Hub
+from nnsight_lab.server.identity import Identity, Owner, Tokens, User
 from nnsight_lab.server.limits import Limits
 from nnsight_lab.wire.keys import ENGINE_ENV, LOG_ENV, OWNER_ENV, SAVES_CONFIG
 
-SETTINGS_ENV = "NNSIGHT_LAB_SERVE"
 LEVELS = ("solo", "team")
-_SECRETS = (SETTINGS_ENV, "JUPYTERHUB_API_TOKEN", "JPY_API_TOKEN", "VLLM_API_KEY", "NNSIGHT_LAB_TOKEN")
-#: Answers of the settings that were taken off the environment.
-_taken: dict[str, str] = {}
+#: Of the server that this process runs.
+_left: list[Settings] = []
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Settings:
     Attributes:
         level: ``solo`` or ``team``.
         users: Names by token, those of admins with a ``*`` before; empty where a hub or a socket tells.
-        hub: Whether a JupyterHub tells who users are.
+        hub: What this service is called at the JupyterHub that tells who users are; "" without one.
         admins: Hub groups whose members may publish.
         prefix: Where the service lies in the hub.
         limits: Each user's.
@@ -43,36 +43,32 @@ class Settings:
 
     level: str = "team"
     users: dict[str, str] = field(default_factory=dict)
-    hub: bool = False
+    hub: str = ""
     admins: tuple[str, ...] = ()
     prefix: str = ""
     limits: Limits = field(default_factory=Limits)
 
-    def into(self, environment: MutableMapping[str, str]) -> None:
-        """Leave them for the plugin."""
-        environment[SETTINGS_ENV] = json.dumps(asdict(self))
+    def leave(self) -> None:
+        """Leave them for the plugin and the guard."""
+        _left.append(self)
 
     @classmethod
-    def of_environment(cls, environment: MutableMapping[str, str]) -> Settings:
-        """Those that were left, taken off together with every other secret.
+    def left(cls) -> Settings:
+        """Those that were left.
 
         Raises:
             ServeRefused: There are none: the plugin was loaded by something else than `nnsight-lab serve`.
         """
-        for name in _SECRETS:
-            if name in environment:
-                _taken[name] = environment.pop(name)
-        if SETTINGS_ENV not in _taken:
+        if not _left:
             raise ServeRefused("The server's plugin is loaded by `nnsight-lab serve` only.")
-        told = json.loads(_taken[SETTINGS_ENV])
-        return cls(**{**told, "admins": tuple(told["admins"]), "limits": Limits(**told["limits"])})
+        return _left[-1]
 
     def identity(self) -> Identity:
         """How users are told apart."""
         if self.hub:
             from jupyterhub.services.auth import HubAuth  # only a hub's service has it
 
-            return Hub(HubAuth(api_token=_taken["JUPYTERHUB_API_TOKEN"]), frozenset(self.admins))
+            return Hub(HubAuth(api_token=""), self.hub, frozenset(self.admins))
         if not self.users:
             return Owner()
         return Tokens(
@@ -106,7 +102,8 @@ def arguments(model: str, flags: Sequence[str]) -> list[str]:
 
 def prepare(settings: Settings, environment: MutableMapping[str, str]) -> None:
     """What vLLM reads from the environment."""
-    settings.into(environment)
+    settings.leave()
+    take(environment)
     # The engine's processes follow this one, and are known for whose they are.
     environment[ENGINE_ENV] = f"served-{os.getpid()}"
     environment[OWNER_ENV] = processes.this_owner()

@@ -16,6 +16,8 @@ from starlette.responses import JSONResponse
 from nnsight_lab.server.desk import asker
 from nnsight_lab.server.identity import Identity
 from nnsight_lab.server.limits import Limits, Refused, too_large
+from nnsight_lab.server.reading import read_off
+from nnsight_lab.server.revoked import Answer, Known, while_known
 from nnsight_lab.wire.serving import PREFIX
 
 Scope = MutableMapping[str, Any]
@@ -52,22 +54,30 @@ class Guard:
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
+        headers = list(scope.get("headers", ()))
         try:
             if scope["type"] != "http":
                 raise Refused(404, "Only HTTP is served.")
             scope, receive = await self._let_in(scope, receive)
         except Refused as refused:
+            await read_off(headers, receive)
             await refusal(refused)(scope, receive, send)
             return
-        answer = _Answer(send)
+        answer = Answer(send)
+        asking = asker.get()
         try:
-            await self._app(scope, receive, answer)
+            if asking is not None and self._identity.may_end:
+                known = Known(self._identity, _token(headers), asking)
+                await while_known(known, self._app, scope, receive, answer)
+            else:
+                await self._app(scope, receive, answer)
         except Refused as refused:
             if answer.began:
                 raise
             await refusal(refused)(scope, receive, send)
 
     async def _let_in(self, scope: Scope, receive: Receive) -> tuple[Scope, Receive]:
+        asker.set(None)  # a request that follows another in one connection begins with its context
         path = str(scope["path"])
         if self._prefix and path.startswith(f"{self._prefix}/"):
             path = path.removeprefix(self._prefix)
@@ -86,25 +96,15 @@ class Guard:
         if user is None:
             if not token:
                 raise Refused(401, "The request has no token: Authorization: Bearer TOKEN.")
-            raise Refused(403, "The token is not one that may use this service.")
+            raise Refused(
+                403, "The token is not one that may use this service: it is unknown here, or ended."
+            )
         if path in _ADMIN and not user.admin:
             raise Refused(404, "Not served here.")
         if path not in _SERVED and path not in _ADMIN and not path.startswith(f"{PREFIX}/"):
             raise Refused(404, "Not served here.")
         asker.set(user)
         return scope, _limited(headers, receive, self._limits.body_bytes)
-
-
-class _Answer:
-    """Sends an answer, and knows whether it began."""
-
-    def __init__(self, send: Send) -> None:
-        self._send = send
-        self.began = False
-
-    async def __call__(self, message: MutableMapping[str, Any]) -> None:
-        self.began = True
-        await self._send(message)
 
 
 def _token(headers: list[tuple[bytes, bytes]]) -> str:
@@ -128,6 +128,8 @@ def _limited(headers: list[tuple[bytes, bytes]], receive: Receive, most: int) ->
         message = await receive()
         seen += len(message.get("body") or b"")
         if seen > most:
+            if message.get("more_body"):
+                await read_off(headers, receive)
             raise too_large(seen, most, "The request")
         return message
 

@@ -6,7 +6,6 @@ cannot be made ends the server's start.
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 from nnsight_lab.server.command import Settings
@@ -21,5 +20,5 @@ class ServedGuard(Guard):
     """
 
     def __init__(self, app: Any) -> None:
-        settings = Settings.of_environment(os.environ)
+        settings = Settings.left()
         super().__init__(app, identity=settings.identity(), limits=settings.limits, prefix=settings.prefix)

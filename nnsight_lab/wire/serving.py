@@ -25,6 +25,9 @@ FRAME_BYTES = 8
 #: In an OpenAI client's ``extra_body={"vllm_xargs": {…}}``: the names of the edits a request runs.
 OPENAI_EDITS = "nnsight_edits"
 
+#: What the shared engine is called as a JupyterHub service, where nobody says otherwise.
+HUB_SERVICE = "nnsight-lab"
+
 #: How often a kernel says that it is still there, and how long an edit outlives the last time (seconds).
 RENEW_S = 5.0
 LEASE_S = 20.0
