@@ -11,8 +11,8 @@ import contextlib
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
 
-_MOST_BYTES = 64 * 2**20
-_MOST_S = 10.0
+_MOST_BYTES = 2**30
+_MOST_S = 30.0
 
 
 async def read_off(

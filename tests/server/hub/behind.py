@@ -21,10 +21,12 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import websocket
 
 import nnsight_lab
 from tests.notebook.kernels import Ran
+from tests.server.conftest import gone
 from tests.waiting import until
 
 HERE = Path(__file__).parent
@@ -61,6 +63,7 @@ class Hub:
         self.log = folder / "hub.log"
         self.engine_log = folder / "engine.log"
         self.engine_port = free_port()
+        self._mark = secrets.token_hex(8)
         self.service_token = secrets.token_hex(16)
         self.tests_token = secrets.token_hex(16)
         proxy, proxy_api, hub = free_port(), free_port(), free_port()
@@ -75,6 +78,7 @@ class Hub:
             "LAB_PROXY_API": f"http://127.0.0.1:{proxy_api}",
             "LAB_HUB": f"http://127.0.0.1:{hub}",
             "LAB_ENGINE": f"http://127.0.0.1:{self.engine_port}",
+            "LAB_MARK": self._mark,
             "LAB_COOKIES": secrets.token_hex(32),
             "LAB_SERVICE_TOKEN": self.service_token,
             "LAB_TESTS_TOKEN": self.tests_token,
@@ -123,14 +127,23 @@ class Hub:
         self._hub.wait(30)
 
     def close(self) -> None:
-        """End everything."""
+        """End everything, users' servers and their kernels last: a Hub that ends leaves them."""
         if self._hub is not None and self._hub.poll() is None:
-            for user in ("alice", "bob"):
-                self.ask("DELETE", f"/users/{user}/server")
             self.stop()
         self._proxy.terminate()
         self._proxy.wait(10)
         self._http.close()
+        servers = [process for process in psutil.process_iter() if self._marked(process)]
+        for process in servers:
+            process.terminate()
+        for process in gone(servers, 20):
+            process.kill()
+
+    def _marked(self, process: psutil.Process) -> bool:
+        try:
+            return process.environ().get("LAB_MARK") == self._mark
+        except psutil.Error:
+            return False
 
     def ask(self, method: str, path: str, **json_body: Any) -> Any:
         """Ask the Hub's API as an admin."""

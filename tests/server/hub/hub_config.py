@@ -22,6 +22,7 @@ c.Spawner.cmd = [sys.executable, "-m", "jupyterhub.singleuser"]
 c.Spawner.args = ["--allow-root"] if os.getuid() == 0 else []
 c.Spawner.environment |= {
     "NNSIGHT_LAB_URL": f"{os.environ['LAB_PROXY']}/services/nnsight-lab",
+    "LAB_MARK": os.environ["LAB_MARK"],
     "JUPYTERHUB_SINGLEUSER_APP": "jupyter_server.serverapp.ServerApp",
 }
 
