@@ -48,7 +48,13 @@ def add_parser(sub: Any) -> None:
     parser.add_argument(
         "--example", action=Example, help="print a file to begin with, and nothing else", choices=EXAMPLES
     )
-    parser.add_argument("--admin-group", action="append", default=[], metavar="GROUP", help="may publish")
+    parser.add_argument(
+        "--admin-group",
+        action="append",
+        default=[],
+        metavar="GROUP",
+        help="with --hub: its members may publish",
+    )
     parser.add_argument("--limit", action="append", default=[], metavar="NAME=N", help=_LIMITS)
     parser.set_defaults(run=run, takes_more=True)
 

@@ -199,7 +199,7 @@ def test_two_users_cells_of_the_same_names_never_mix(behind):
     [
         ("", {"JUPYTERHUB_API_TOKEN": "carol"}, [SCOPE, "c.Spawner.server_token_scopes"]),
         ("", {"NNSIGHT_LAB_URL": ""}, ["ask its admin to set NNSIGHT_LAB_URL in c.Spawner.environment"]),
-        ("{hub}/services/nothing", {}, ["is the address right, with the service's name?"]),
+        ("{hub}/services/nothing", {}, ["there is no shared engine at this address"]),
         # Not known to be the Hub's, so it is not given the Hub's token.
         ("{service}", {"NNSIGHT_LAB_URL": ""}, ["has no token", "JupyterHub's token was not sent"]),
         ("{service}", {"NNSIGHT_LAB_TOKEN": "0" * 32}, ["not one that may use this service"]),
@@ -291,8 +291,8 @@ def test_a_token_that_ends_ends_what_runs_under_it(behind, root):
     until(lambda: figures(hub, root)["requests"] == 3, 60, "all three run")
     for user, token in (("bob", streaming), ("service:tests", waiting), ("alice", tracing)):
         hub.ask("DELETE", f"/users/{user}/tokens/{token['id']}")
-    until(lambda: figures(hub, root)["requests"] == 0, ENDS_S, "what ran under them is over")
     hub.ask("DELETE", "/users/bob/server")
+    until(lambda: figures(hub, root)["requests"] == 0, ENDS_S, "what ran under them is over")
     until(lambda: hub.ask("GET", "/users/bob")["servers"] == {}, 120, "the Hub has stopped his server")
     until(lambda: who(hub, stopped)[0] == 403, ENDS_S, "a stopped server's token is refused")
     traced, streamed, completed = running
