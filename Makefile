@@ -39,6 +39,7 @@ lab: $(STAMP) $(WIDGETS)  ## open the quickstart notebook in JupyterLab
 
 test: $(STAMP) $(WIDGETS)  ## run every test (ARGS='-k name' chooses)
 	@if grep -rqs 'mark\.browser' tests; then scripts/setup.sh browser; fi
+	@scripts/setup.sh hub
 	$(BIN)/python $(if $(ARGS),-m pytest $(ARGS),scripts/run_tests.py)
 
 check: $(STAMP) $(WIDGETS)  ## format, lint, types, room order, house rules
@@ -56,5 +57,5 @@ format: $(STAMP)  ## format and mend what can be mended
 
 clean:  ## remove .venv and every cache in this directory
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
-	rm -rf tests/widgets/vscode/node_modules labextension/node_modules labextension/build.log nnsight_lab/widgets/static nnsight_lab/labextension
+	rm -rf tests/widgets/vscode/node_modules tests/server/hub/node_modules labextension/node_modules labextension/build.log nnsight_lab/widgets/static nnsight_lab/labextension
 	find . -name __pycache__ -type d -not -path './node_modules/*' -prune -exec rm -rf {} +

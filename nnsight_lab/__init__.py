@@ -178,10 +178,11 @@ def attach(url: str | None = None, *, name: str | None = None, token: str | None
 
     Args:
         url: ``http://host:port``, a JupyterHub service's address, or ``unix:/path/of/socket``; or the name of
-        a
-            kept engine (see `kept`). None takes the kept engine there is.
+            a kept engine (see `kept`). None takes the one you keep, else the engine of this JupyterHub
+            (``$NNSIGHT_LAB_URL``).
         name: What it is called here; a kept engine's own name, else ``"main"``, where it is None.
-        token: Who you are; ``$NNSIGHT_LAB_TOKEN`` or this server's JupyterHub token where it is None.
+        token: Who you are; where it is None, ``$NNSIGHT_LAB_TOKEN``, or for a service of this JupyterHub the
+            token of this server.
 
     Raises:
         ServerError: The server is not there, or does not let this kernel in.

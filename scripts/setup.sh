@@ -5,6 +5,7 @@
 #   scripts/setup.sh widgets    the TypeScript of the widgets and of the JupyterLab extension, built; nothing to do
 #                               where that is newer than its sources
 #   scripts/setup.sh browser    Debian's chromium, for the tests that drive a real JupyterLab
+#   scripts/setup.sh hub        JupyterHub's proxy, for the tests behind a JupyterHub; nothing to do where it is there
 #   scripts/setup.sh here       no .venv: the project without what its tests need, into the `python` on PATH, as in an
 #                               image of Binder (binder/postBuild)
 #
@@ -162,6 +163,19 @@ widgets() {
     touch "$built"
 }
 
+hub() {
+    [ -d tests/server/hub ] || return 0  # a wheel has no tests
+    # npm writes that file last.
+    ! [ tests/server/hub/node_modules/.package-lock.json -nt tests/server/hub/package-lock.json ] || return 0
+    if ! command -v npm >/dev/null; then
+        say "no npm found, so tests behind a JupyterHub are skipped: install node 20.19 or newer"
+        return
+    fi
+    say "installing JupyterHub's proxy for the tests behind a JupyterHub"
+    npm --prefix tests/server/hub ci --silent --no-audit --no-fund --ignore-scripts >/dev/null 2>&1 ||
+        say "it cannot be installed, so those are skipped: npm --prefix tests/server/hub ci"
+}
+
 # An editable install has no files outside its package: JupyterLab looks for extensions in share/jupyter, and
 # its server for what enables its own in etc/jupyter.
 link() {
@@ -177,6 +191,7 @@ link() {
 case "${1:-}" in
     browser) browser ;;
     widgets) widgets ;;
+    hub) hub ;;
     here)
         VENV=$(python -c 'import sys; print(sys.prefix)') || die "there is no python on PATH"
         LOG=$VENV/setup.log
@@ -199,5 +214,5 @@ case "${1:-}" in
         touch "$STAMP"
         say "done: $VENV is ready"
         ;;
-    *) die "unknown argument $1: give none, 'widgets', 'browser' or 'here'" ;;
+    *) die "unknown argument $1: give none, 'widgets', 'browser', 'hub' or 'here'" ;;
 esac

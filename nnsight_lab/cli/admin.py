@@ -112,7 +112,7 @@ def _asker(url: str, token: str) -> Callable[..., Any]:
         if answer.status_code == httpx.codes.NOT_FOUND and "Not served here" in answer.text:
             raise ServerError(f"{url} has no such thing for you: the token is not an admin's.", status=404)
         if answer.is_error:
-            raise refused(answer)
+            raise refused(url, answer)
         return answer.json() if answer.content else None
 
     return asked

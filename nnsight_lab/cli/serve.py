@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,13 @@ from nnsight_lab.errors import ServeRefused, nearest
 
 _TOKEN_ENV = "NNSIGHT_LAB_TOKEN"
 _LEAST = 16
+#: What `--example` prints: files of ``nnsight_lab/server/examples``.
+EXAMPLES = {
+    "hub": "jupyterhub_config.py",
+    "systemd": "nnsight-lab.service",
+    "kubernetes": "zero_to_jupyterhub.yaml",
+    "docker": "compose.yaml",
+}
 _LIMITS = (
     "what one user may have: requests, running, tokens_per_minute, max_tokens, n, edits, block_bytes, "
     "blocks_bytes, body_bytes, body_s, json_bytes, saved_bytes, kept_bytes, kept_s, parked_bytes, parked_s"
@@ -49,8 +57,19 @@ def add_parser(sub: Any) -> None:
     parser.add_argument(
         "--tokens", type=Path, metavar="FILE", help='JSON: {"name": "token"}; *name may publish'
     )
-    parser.add_argument("--hub", action="store_true", help="users are those of the JupyterHub it serves")
-    parser.add_argument("--admin-group", action="append", default=[], metavar="GROUP", help="may publish")
+    parser.add_argument(
+        "--hub", action="store_true", help="users are those of the JupyterHub whose service this is"
+    )
+    parser.add_argument(
+        "--example", action=Example, help="print a file to begin with, and nothing else", choices=EXAMPLES
+    )
+    parser.add_argument(
+        "--admin-group",
+        action="append",
+        default=[],
+        metavar="GROUP",
+        help="with --hub: its members may publish",
+    )
     parser.add_argument(
         "--audit", type=Path, metavar="FILE", help="who did what and what was refused, a line of JSON each"
     )
@@ -98,6 +117,8 @@ def run(arguments: argparse.Namespace) -> int:
     from nnsight_lab.server.audit import audit
     from nnsight_lab.server.command import Settings, users_of
     from nnsight_lab.server.command import run as serve
+    from nnsight_lab.server.environment import take
+    from nnsight_lab.server.hub import hub_service
     from nnsight_lab.server.jailing import Jailer, jailer
 
     if arguments.keep is not None:
@@ -114,8 +135,10 @@ def run(arguments: argparse.Namespace) -> int:
             f"Nobody could be told apart: set ${_TOKEN_ENV} for one user, give --tokens FILE for several, "
             "--hub for those of a JupyterHub, or --uds PATH for a Unix socket that only you can open."
         )
-    if arguments.hub and "JUPYTERHUB_API_TOKEN" not in os.environ:
-        raise ServeRefused("--hub needs JUPYTERHUB_API_TOKEN and JUPYTERHUB_API_URL, as a service has them.")
+    if arguments.hub and (arguments.tokens or socket):
+        raise ServeRefused("--hub tells users by their JupyterHub tokens: leave --tokens and --uds out.")
+    hub = hub_service(os.environ) if arguments.hub else None
+    take(os.environ)
     if socket:
         _private(flags)
     jail = arguments.jail or ("off" if arguments.level == "solo" else "auto")
@@ -130,7 +153,7 @@ def run(arguments: argparse.Namespace) -> int:
         jail_no_user=found.why,
         level=arguments.level,
         users=users,
-        hub=arguments.hub,
+        hub=hub.name if hub else "",
         admins=tuple(arguments.admin_group),
         limits=_limits(arguments.limit),
         metrics_token=_metrics_token(arguments.metrics_token),
@@ -138,7 +161,7 @@ def run(arguments: argparse.Namespace) -> int:
         step_limit_s=arguments.step_limit,
         restarts=arguments.restarts,
         sleep_after_s=arguments.sleep_after,
-        prefix=os.environ.get("JUPYTERHUB_SERVICE_PREFIX", "") if arguments.hub else "",
+        prefix=hub.prefix if hub else "",
     )
     serve(arguments.model, flags, settings)
     return 0
@@ -162,6 +185,15 @@ def _metrics_token(path: Path | None) -> str:
     if len(token) < _LEAST:
         raise ServeRefused(f"{path} should hold a token of at least {_LEAST} characters, and nothing else.")
     return token
+
+
+class Example(argparse.Action):
+    """Prints one of the files that come with the package."""
+
+    def __call__(self, parser: argparse.ArgumentParser, _: Any, values: Any, __: str | None = None) -> None:
+        """Print it, and end."""
+        sys.stdout.write((Path(__file__).parents[1] / "server" / "examples" / EXAMPLES[values]).read_text())
+        parser.exit()
 
 
 def _private(flags: list[str]) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 from nnsight_lab.engine import kept
 from nnsight_lab.engine.config import EngineConfig
 from nnsight_lab.engine.ending import report
+from nnsight_lab.engine.hub_service import address
 from nnsight_lab.engine.keeping import where
 from nnsight_lab.engine.kept_engine import KeptEngine
 from nnsight_lab.engine.local import Engine, LocalEngine
@@ -102,12 +103,16 @@ class EngineManager:
     def attach(self, url: str | None = None, *, name: str | None = None, token: str | None = None) -> Engine:
         """An engine that a server runs, or one that this user keeps: by its name, or the only one.
 
+        Without an address the kept engine is meant; where none is kept, this JupyterHub's.
+
         Raises:
             ServerError: The server is not there, or does not let this kernel in.
             EngineNotStarted: No engine is kept under that name, or it is to be said which of several.
             EngineMismatch: Another engine of that name is alive.
         """
         __tracebackhide__ = True
+        if url is None and not kept.all_kept():
+            url = address()
         if url is None or kept.named_well(url):
             found = kept.chosen(url)
             return self._attached(KeptEngine.of(name or found.name, found))

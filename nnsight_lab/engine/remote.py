@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +12,7 @@ from typing_extensions import Self
 
 from nnsight_lab.blocks.block import Block
 from nnsight_lab.blocks.declared import DeclaredBlock
+from nnsight_lab.engine import hub_service
 from nnsight_lab.engine.call import Call, LabRequest
 from nnsight_lab.engine.config import EngineConfig, Mode, loop_is_running
 from nnsight_lab.engine.driver import Driver, Flight
@@ -27,7 +27,7 @@ from nnsight_lab.wire.serving import LEVELS, EngineFacts, Served
 _NO_ESTIMATE = "An estimate needs an engine of this kernel's own: what is left is the server's to know."
 #: HTTP's for an edit that is installed already.
 _THERE = 409
-_TOKEN_ENVS = ("NNSIGHT_LAB_TOKEN", "JUPYTERHUB_API_TOKEN")
+_NO_TOKEN = 401
 
 
 @dataclass
@@ -65,17 +65,15 @@ class RemoteEngine(Engine):
         *,
         same_host: bool = True,
     ) -> None:
-        self.url = url
+        self.url = hub_service.checked(url)
         self._token = token
         self._same_host = same_host
         mode: Mode = "async" if loop_is_running() else "sync"
         super().__init__(name, config or EngineConfig(url, mode))
 
     def _new_driver(self) -> Driver:
-        token = self._token
-        if token is None and not self.url.startswith("unix:"):
-            token = next((os.environ[name] for name in _TOKEN_ENVS if os.environ.get(name)), None)
-        self._remote = RemoteDriver(self.url, token or "", same_host=self._same_host)
+        token = hub_service.token_for(self.url) if self._token is None else self._token
+        self._remote = RemoteDriver(self.url, token, same_host=self._same_host)
         return self._remote
 
     def __repr__(self) -> str:
@@ -98,9 +96,11 @@ class RemoteEngine(Engine):
         try:
             served = self._remote.attach()
             self._remote.model = RemoteTree(served)
-        except BaseException:
+        except BaseException as error:
             self._remote.home.close()
             self._remote.close()
+            if isinstance(error, ServerError) and error.status == _NO_TOKEN:
+                raise ServerError(f"{error}{hub_service.without_token(self.url)}", status=_NO_TOKEN) from None
             raise
         self._remote.lapsed = self._reinstall
         self._remote.home.limits = {"memory_bytes": served.saved_bytes, "spill_bytes": 0}

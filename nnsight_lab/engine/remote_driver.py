@@ -13,6 +13,7 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import partial
 from typing import Any
 from urllib.parse import quote, urlsplit
 
@@ -24,6 +25,7 @@ from nnsight_lab.engine.driver import Driver, receive
 from nnsight_lab.engine.fetching import Fetcher
 from nnsight_lab.engine.frames import messages
 from nnsight_lab.engine.peeks import Peeks
+from nnsight_lab.engine.proxy_words import said_by_proxy
 from nnsight_lab.engine.remote_output import RemoteOutput
 from nnsight_lab.engine.same_host import NextDoor, no_door
 from nnsight_lab.errors import EngineDied, Interrupted, LabError, RequestRefused, ServerError
@@ -86,7 +88,7 @@ class RemoteDriver(Driver):
         socket = split.path if split.scheme == "unix" else None
         self._base = "http://localhost" if socket else url.rstrip("/")
         headers = {"Authorization": f"Bearer {token}"} if token else {}
-        self._fetcher = Fetcher(url, headers, refused)
+        self._fetcher = Fetcher(url, headers, partial(refused, url))
         self._same_host = same_host
         self._door: NextDoor | None = None
         self.home.reader.opener = no_door
@@ -181,8 +183,8 @@ class RemoteDriver(Driver):
             answer = self._http.request(method, f"{self._base}{PREFIX}{path}", **more)
         except httpx.HTTPError as error:
             raise unreachable(self.url, error) from None
-        if answer.is_error:
-            raise refused(answer)
+        if not answer.is_success:
+            raise refused(self.url, answer)
         return answer
 
     # -- what drivers do -------------------------------------------------------------------------------
@@ -318,15 +320,31 @@ class RemoteDriver(Driver):
                 headers={"Content-Type": CONTENT_TYPE},
                 timeout=httpx.Timeout(None, connect=_CONNECT_S),
             ) as answer:
-                if answer.is_error:
+                if not answer.is_success:
                     answer.read()
-                    raise refused(answer)
+                    raise refused(self.url, answer)
                 for message in messages(answer.iter_raw()):
                     if self._took(call, start, decode(message)):
                         return
         except httpx.HTTPError as error:
+            self._still_here()
             raise unreachable(self.url, error) from None
+        self._still_here()
         raise ServerError(f"{self.url} ended its answer before the call was over.")
+
+    def _still_here(self) -> None:
+        """See that the server still lets this kernel in: where it does not, that is why a call broke off.
+
+        Raises:
+            ServerError: It does not, and says why.
+        """
+        try:
+            answer = self._asked("PUT", f"/leases/{self.lease}")
+            if answer.status_code == httpx.codes.CREATED:
+                self.lapsed()
+        except ServerError as error:
+            if error.status:
+                raise
 
     def _took(self, call: Call, start: int, seen: Any) -> bool:
         """Take one message of the piece that begins at request ``start``; whether it was the last."""
@@ -444,11 +462,12 @@ def _asked_of(request: LabRequest) -> RequestAsked:
     )
 
 
-def refused(answer: httpx.Response) -> LabError:
+def refused(url: str, answer: httpx.Response) -> LabError:
     """The error of an answer that says no."""
+    text = said_by_proxy(url, answer)
     try:
-        told = answer.json()
-        text = str(told["error"]["message"] if "error" in told else told["detail"])
+        told = {} if text else answer.json()
+        text = text or str(told["error"]["message"] if "error" in told else told["detail"])
     except (ValueError, KeyError, TypeError):
         text = answer.text[:200] or answer.reason_phrase
     after = answer.headers.get("retry-after", "")

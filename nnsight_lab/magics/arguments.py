@@ -106,6 +106,14 @@ def split_words(line: str, *, form: str = "") -> list[str]:
     return [kept for kept in (word.rstrip(",") for word in words) if kept]
 
 
+def is_text(source: str) -> bool:
+    """Whether an option's source is a text that stands in the line, and not one of the user's variables."""
+    try:
+        return isinstance(ast.literal_eval(source), str)
+    except (ValueError, SyntaxError):
+        return False
+
+
 def expression(word: str) -> str:
     """A word as Python source."""
     variable = _VARIABLE.fullmatch(word)

@@ -31,8 +31,8 @@ def engine_calls(command: EngineCommand) -> list[str]:
             options.append("restart=True")
         return [f"engine = lab.start({', '.join([quoted(command.model), *options])})", _BIND_MODEL]
     if isinstance(command, AttachEngine):
-        options = [f"{name}={quoted(source)}" for name, source in command.options.items()]
         url = [] if command.url is None else [quoted(command.url)]
+        options = [f"{name}={quoted(source)}" for name, source in command.options.items()]
         return [f"engine = lab.attach({', '.join([*url, *options])})", _BIND_MODEL]
     if isinstance(command, ListEngines):
         return ["print(*lab.engines())"]

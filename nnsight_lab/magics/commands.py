@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from nnsight_lab.errors import CellUsageError, nearest
-from nnsight_lab.magics.arguments import Arguments, read_arguments, text_expression
+from nnsight_lab.magics.arguments import Arguments, is_text, read_arguments, text_expression
 
 #: Every sub-command of `%engine`, with its correct form.
 ENGINE_FORMS: dict[str, str] = {
@@ -59,7 +59,7 @@ class StartEngine:
 
 @dataclass(frozen=True)
 class AttachEngine:
-    """`%engine attach [URL or NAME] [name=NAME]`; None for the engine that is kept."""
+    """`%engine attach [URL or NAME] [name=NAME]`; None for the kept engine, else this JupyterHub's."""
 
     url: str | None
     options: Mapping[str, str] = field(default_factory=dict)
@@ -289,6 +289,11 @@ def _read_attach(rest: str) -> AttachEngine:
             f"Write: {form}"
         )
     _refuse_more(arguments, 1, form, options=("name", "token"))
+    if is_text(arguments.options.get("token", "")):
+        raise CellUsageError(
+            "A token that stands in a cell is saved with the notebook: set $NNSIGHT_LAB_TOKEN, or give a "
+            "variable, as token=$mine."
+        )
     url = text_expression(arguments.words[0]) if arguments.words else None
     return AttachEngine(url, dict(arguments.options))
 

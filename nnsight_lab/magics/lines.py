@@ -54,10 +54,11 @@ class LineMagics:
             With `--keep` it runs in a process of its own that outlives the kernel, until it is stopped, or
             nobody used it for `idle_minutes=240` (0: for ever). Where it runs already it is attached to.
         %engine attach [NAME]          takes an engine that you keep; without a name, the only one
-        %engine attach URL [name=NAME]
+        %engine attach [URL] [name=NAME]
             Uses an engine that `nnsight-lab serve` runs, and binds `engine` and `model`: `http://host:8000`,
-            a JupyterHub service's address, or `unix:/path/of/socket`. Who you are is told by
-            `$NNSIGHT_LAB_TOKEN`, or by this server's JupyterHub token.
+            a JupyterHub service's address, or `unix:/path/of/socket`; without an address, where you keep
+            none, that of this JupyterHub. Who you are is told by `$NNSIGHT_LAB_TOKEN`, or to the Hub's own
+            services by this server's token.
         %engine detach [NAME]          lets go of a kept or shared engine, which goes on
         %engine
         %engine status [NAME]          what the engine is and does

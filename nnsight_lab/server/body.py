@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 from nnsight_lab.server.limits import Refused, too_large
+from nnsight_lab.server.reading import read_off
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 
@@ -47,6 +48,8 @@ def limited(headers: list[tuple[bytes, bytes]], receive: Receive, most: int, lim
         seen += len(message.get("body") or b"")
         whole = not message.get("more_body")
         if seen > most:
+            if not whole:
+                await read_off(headers, receive)
             raise too_large(seen, most, "The request")
         return message
 

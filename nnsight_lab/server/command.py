@@ -1,7 +1,7 @@
 """What `nnsight-lab serve` runs: vLLM's own OpenAI server, with this package's worker and routes.
 
-The settings wait in this process for the server's plugin, and every secret is taken off the environment
-before any process of the engine is born: a block must find no token there.
+The settings, with users' tokens among them, are left for the server's plugin in this process's memory: what
+stands in its environment, the engine's processes are born with, and a block must find no token there.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import json
 import os
 import secrets
 from collections.abc import Mapping, MutableMapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -20,14 +20,14 @@ from nnsight_lab.engine.model import worker_class
 from nnsight_lab.errors import EngineDied, ServeRefused
 from nnsight_lab.server import jailing, keeping, stopper
 from nnsight_lab.server.condition import CONDITION
-from nnsight_lab.server.identity import Hub, Identity, Owner, Tokens, User
+from nnsight_lab.server.environment import take
+from nnsight_lab.server.hub import Hub
+from nnsight_lab.server.identity import Identity, Owner, Tokens, User
 from nnsight_lab.server.limits import Limits
 from nnsight_lab.wire.keys import ENGINE_ENV, LOG_ENV, OWNER_ENV, SAVES_CONFIG
 
-SETTINGS_ENV = "NNSIGHT_LAB_SERVE"
-_SECRETS = (SETTINGS_ENV, "JUPYTERHUB_API_TOKEN", "JPY_API_TOKEN", "VLLM_API_KEY", "NNSIGHT_LAB_TOKEN")
-#: Answers of the settings that were taken off the environment.
-_taken: dict[str, str] = {}
+#: Of the server that this process runs.
+_left: list[Settings] = []
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Settings:
     Attributes:
         level: ``solo``, ``team`` or ``strict``.
         users: Names by token, those of admins with a ``*`` before; empty where a hub or a socket tells.
-        hub: Whether a JupyterHub tells who users are.
+        hub: What this service is called at the JupyterHub that tells who users are; "" without one.
         admins: Hub groups whose members may publish.
         prefix: Where the service lies in the hub.
         limits: Each user's.
@@ -54,7 +54,7 @@ class Settings:
 
     level: str = "team"
     users: dict[str, str] = field(default_factory=dict)
-    hub: bool = False
+    hub: str = ""
     admins: tuple[str, ...] = ()
     prefix: str = ""
     limits: Limits = field(default_factory=Limits)
@@ -73,42 +73,32 @@ class Settings:
         """Whether users take turns; one who is alone need not."""
         return self.level != "solo"
 
-    def into(self, environment: MutableMapping[str, str]) -> None:
-        """Leave them for the plugin; the engine's processes, born before it is made, find no secret."""
-        environment[SETTINGS_ENV] = json.dumps(asdict(self))
-        _take(environment)
+    def leave(self) -> None:
+        """Leave them for the plugin and the guard."""
+        _left.append(self)
 
     @classmethod
-    def of_environment(cls, environment: MutableMapping[str, str]) -> Settings:
-        """Those that were left, taken off together with every other secret.
+    def left(cls) -> Settings:
+        """Those that were left.
 
         Raises:
             ServeRefused: There are none: the plugin was loaded by something else than `nnsight-lab serve`.
         """
-        _take(environment)
-        if SETTINGS_ENV not in _taken:
+        if not _left:
             raise ServeRefused("The server's plugin is loaded by `nnsight-lab serve` only.")
-        told = json.loads(_taken[SETTINGS_ENV])
-        return cls(**{**told, "admins": tuple(told["admins"]), "limits": Limits(**told["limits"])})
+        return _left[-1]
 
     def identity(self) -> Identity:
         """How users are told apart."""
         if self.hub:
             from jupyterhub.services.auth import HubAuth  # only a hub's service has it
 
-            return Hub(HubAuth(api_token=_taken["JUPYTERHUB_API_TOKEN"]), frozenset(self.admins))
+            return Hub(HubAuth(api_token=""), self.hub, frozenset(self.admins))
         if not self.users:
             return Owner()
         return Tokens(
             {token: User(name.removeprefix("*"), name.startswith("*")) for token, name in self.users.items()}
         )
-
-
-def _take(environment: MutableMapping[str, str]) -> None:
-    """Take every secret off an environment, for this process alone."""
-    for name in _SECRETS:
-        if name in environment:
-            _taken[name] = environment.pop(name)
 
 
 def arguments(
@@ -157,7 +147,8 @@ def arguments(
 
 def prepare(settings: Settings, environment: MutableMapping[str, str]) -> None:
     """What vLLM reads from the environment."""
-    settings.into(environment)
+    settings.leave()
+    take(environment)
     # The engine's processes follow this one, and are known for whose they are; a kept one has its mark.
     if keeping.taken(environment) is None:
         environment[ENGINE_ENV] = f"served-{os.getpid()}"

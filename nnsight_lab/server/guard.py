@@ -24,8 +24,11 @@ from nnsight_lab.server.condition import CONDITION
 from nnsight_lab.server.desk import asker
 from nnsight_lab.server.identity import Identity
 from nnsight_lab.server.limits import Limits, Refused
+from nnsight_lab.server.reading import read_off
+from nnsight_lab.server.revoked import Answer, Known, while_known
 from nnsight_lab.wire.serving import PREFIX
 
+Headers = list[tuple[bytes, bytes]]
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
@@ -84,16 +87,21 @@ class Guard:
             return
         whys: list[str] = []
         reason.set(whys)
-        answer, token = _Answer(send), _token(scope.get("headers") or [])
-        asker.set(None)
+        headers = list(scope.get("headers") or ())
+        answer, token = Answer(send), _token(headers)
+        asker.set(None)  # a request that follows another in one connection begins with its context
         try:
             if scope["type"] == "http" and (told := _OPEN.get(self._path(scope))) is not None:
                 await told()(scope, receive, send)
                 return
             if scope["type"] != "http":
                 raise Refused(404, "Only HTTP is served.")
-            inner, receive = await self._let_in(scope, receive)
-            await self._app(inner, receive, answer)
+            inner, body = await self._entered(scope, headers, receive)
+            asking = asker.get()
+            if asking is not None and self._identity.may_end:
+                await while_known(Known(self._identity, token, asking), self._app, inner, body, answer)
+            else:
+                await self._app(inner, body, answer)
         except Refused as refused:
             if answer.began:
                 raise
@@ -104,6 +112,13 @@ class Guard:
                 name = "" if user is None else user.name
                 method = str(scope.get("method", ""))
                 note_refused(name, method, path, answer.status, whys[0] if whys else "", token)
+
+    async def _entered(self, scope: Scope, headers: Headers, receive: Receive) -> tuple[Scope, Receive]:
+        try:
+            return await self._let_in(scope, receive)
+        except Refused:
+            await read_off(headers, receive)
+            raise
 
     def _path(self, scope: Scope) -> str:
         path = str(scope["path"])
@@ -130,7 +145,9 @@ class Guard:
         if user is None:
             if not token:
                 raise Refused(401, "The request has no token: Authorization: Bearer TOKEN.")
-            raise Refused(403, "The token is not one that may use this service.")
+            raise Refused(
+                403, "The token is not one that may use this service: it is unknown here, or ended."
+            )
         asker.set(user)
         if path in _ADMIN and not user.admin:
             raise Refused(404, "Not served here.")
@@ -139,20 +156,6 @@ class Guard:
         asker.set(user)
         most = self._limits.body_bytes if path in _MESSAGES else self._limits.json_bytes
         return scope, limited(headers, receive, most, self._limits.body_s)
-
-
-class _Answer:
-    """Sends an answer, and knows whether it began."""
-
-    def __init__(self, send: Send) -> None:
-        self._send = send
-        self.began = False
-        self.status = 0
-
-    async def __call__(self, message: MutableMapping[str, Any]) -> None:
-        self.began = True
-        self.status = int(message.get("status", self.status))
-        await self._send(message)
 
 
 def _token(headers: list[tuple[bytes, bytes]]) -> str:

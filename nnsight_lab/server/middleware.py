@@ -6,7 +6,6 @@ cannot be made ends the server's start.
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 from nnsight_lab.server.audit import audit
@@ -22,7 +21,7 @@ class ServedGuard(Guard):
     """
 
     def __init__(self, app: Any) -> None:
-        settings = Settings.of_environment(os.environ)
+        settings = Settings.left()
         if settings.audit:
             audit.open(settings.audit)
         super().__init__(

@@ -7,7 +7,6 @@ given a client of ours in its place, whose requests run edits and leave nothing 
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 from vllm.v1.engine.async_llm import AsyncLLM
@@ -73,7 +72,7 @@ class LabPlugin:
     required_tasks = ("generate",)
 
     def __init__(self) -> None:
-        self._settings = Settings.of_environment(os.environ)
+        self._settings = Settings.left()
 
     def attach_router(self, app: Any) -> None:
         """Attach routes, and the form of refusals; the guard is a middleware of its own."""

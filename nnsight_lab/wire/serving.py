@@ -41,6 +41,8 @@ LEVELS = {
     "team": "users who trust each other; blocks are Python in the worker, which all of them share",
     "strict": "edits are data (steps=); no code of a user's runs",
 }
+#: What the shared engine is called as a JupyterHub service, where nobody says otherwise.
+HUB_SERVICE = "nnsight-lab"
 
 #: How often a kernel says that it is still there, and how long an edit outlives the last time (seconds).
 RENEW_S = 5.0

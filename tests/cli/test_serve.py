@@ -9,7 +9,7 @@ from nnsight_lab.cli.main import main
 
 @pytest.fixture(autouse=True)
 def nobody(monkeypatch):
-    for name in ("NNSIGHT_LAB_TOKEN", "JUPYTERHUB_API_TOKEN"):
+    for name in ("NNSIGHT_LAB_TOKEN", "JUPYTERHUB_API_TOKEN", "JUPYTERHUB_API_URL"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -25,8 +25,15 @@ def test_without_anybody_it_is_told_how_users_are_told_apart(capsys):
     assert line.count("\n") == 1
 
 
-def test_a_hub_needs_its_token(capsys):
-    assert "--hub needs JUPYTERHUB_API_TOKEN" in refused(capsys, "--hub")
+def test_a_hub_needs_its_address(capsys):
+    assert "--hub needs JUPYTERHUB_API_URL" in refused(capsys, "--hub")
+
+
+@pytest.mark.parametrize("words", [("--tokens", "tokens.json"), ("--uds", "lab.sock")])
+def test_a_hub_alone_tells_users(capsys, tmp_path, monkeypatch, words):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tokens.json").write_text("{}")
+    assert "leave --tokens and --uds out" in refused(capsys, "--hub", *words)
 
 
 @pytest.mark.parametrize("text", ["{", "[1]", json.dumps({"a": 1})])
@@ -99,7 +106,7 @@ def test_without_settings_no_guard_is_made():
     from nnsight_lab.server import command
     from nnsight_lab.server.middleware import ServedGuard
 
-    assert command.SETTINGS_ENV not in command._taken
+    assert not command._left
     with pytest.raises(ServeRefused, match="loaded by `nnsight-lab serve` only"):
         ServedGuard(None)
     assert "--middleware=nnsight_lab.server.middleware.ServedGuard" in command.arguments("demo", [])

@@ -47,6 +47,12 @@ NOTEBOOK = [
 ]
 
 
+def test_attaching_to_an_address_and_to_the_hubs_engine() -> None:
+    cells = ["%engine attach http://host:8000 name=big token=$mine\n", "%engine attach\n"]
+    assert 'engine = lab.attach("http://host:8000", name="big", token=mine)\n' in body(*cells)
+    assert "engine = lab.attach()\nmodel = engine.model" in body(*cells)
+
+
 def run_script(text: str, tmp_path: Path) -> dict[str, Any]:
     path = tmp_path / "exported.py"
     path.write_text(text)
