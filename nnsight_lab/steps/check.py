@@ -11,7 +11,17 @@ import torch
 from nnsight_lab.errors import EditRefused, nearest
 from nnsight_lab.steps.order import ordered
 from nnsight_lab.steps.positions import where
-from nnsight_lab.steps.step import MAX_PLACES, MAX_STEPS, NUMBERS, OPS, SIDES, TENSORS, WITH_DIMS, Step
+from nnsight_lab.steps.step import (
+    MAX_DIRECTIONS,
+    MAX_PLACES,
+    MAX_STEPS,
+    NUMBERS,
+    OPS,
+    SIDES,
+    TENSORS,
+    WITH_DIMS,
+    Step,
+)
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
@@ -50,7 +60,7 @@ def _numbers(step: Step) -> None:
             continue
         if name == "number" or (name in ("low", "high") and step.op != "clamp"):
             raise EditRefused(f"{step.op} has no {name}=.")
-        if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+        if not isinstance(value, int | float) or isinstance(value, bool) or not _finite(value):
             raise EditRefused(f"{name}={value!r:.60} is not a finite number.")
     if step.op == "clamp":
         if step.low is None and step.high is None:
@@ -67,6 +77,13 @@ def _numbers(step: Step) -> None:
         raise EditRefused(f"{step.op} has no dims=; {', '.join(WITH_DIMS)} have.")
     if not 0 < len(step.dims) <= MAX_PLACES or len({*step.dims}) < len(step.dims):
         raise EditRefused("dims= are places in a row, at least one, each once.")
+
+
+def _finite(value: float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an int that no float holds
+        return False
 
 
 def _tensor(step: Step) -> None:
@@ -90,6 +107,8 @@ def _tensor(step: Step) -> None:
         raise EditRefused(f"{step.op}: the tensor is {shape}; {wanted} is wanted.")
     if not bool(torch.isfinite(step.tensor).all()):
         raise EditRefused(f"{step.op}: the tensor holds NaN or infinity.")
+    if step.op == "project_out" and step.tensor.numel() // shape[-1] > MAX_DIRECTIONS:
+        raise EditRefused(f"project_out takes at most {MAX_DIRECTIONS} directions, not {shape[0]}.")
     if step.op == "project_out" and not bool((step.tensor.reshape(-1, shape[-1]) != 0).any(-1).all()):
         raise EditRefused("project_out: a direction is zero everywhere, so it has no direction.")
     if step.op == "add" and step.tensor.ndim == 2 and where(step.positions).generated:

@@ -23,6 +23,8 @@ WITH_DIMS: Final = ("scale", "set", "ablate", "clamp")
 MAX_STEPS: Final = 1024
 #: Of one step.
 MAX_PLACES: Final = 65_536
+#: Of one step: their basis is computed while others wait.
+MAX_DIRECTIONS: Final = 256
 
 
 @register

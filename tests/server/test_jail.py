@@ -98,7 +98,7 @@ def test_the_jail_is_said_where_people_look(attach, server):
     assert "level team (users who trust each other" in server.log.read_text(errors="replace")
 
 
-def test_large_saves_and_a_spill_get_out_of_the_jail(attach):
+def test_large_saves_get_out_of_the_jail(attach):
     engine = attach()
     model = engine.model
     with engine.trace(TOWER, max_tokens=1):

@@ -39,6 +39,13 @@ MODULES = {
 }
 
 
+def nested(depth):
+    found = 1.0
+    for _ in range(depth):
+        found = [found]
+    return found
+
+
 def refused(make, said):
     with pytest.raises(EditRefused, match=said) as raised:
         make()
@@ -70,6 +77,7 @@ def refused(make, said):
         (lambda: lab.steps.add(5, [1.0]), "A site is a module's path"),
         (lambda: lab.steps.add("", [1.0]), "site is a module's path"),
         (lambda: lab.steps.project_out("a", [0.0, 0.0]), "zero everywhere"),
+        (lambda: lab.steps.project_out("a", torch.ones(257, 4)), "at most 256 directions, not 257"),
         (lambda: lab.steps.clamp("a"), "clamp needs low=, high=, or both"),
         (lambda: lab.steps.clamp("a", low=2, high=1), "low=2 is above high=1"),
         (lambda: lab.steps.ablate("a", dims=[1, 1]), "each once"),
@@ -177,6 +185,9 @@ def test_json_says_what_python_says():
         ([{"op": "add", "site": "a"}], "add needs a tensor"),
         ([{"op": "add", "site": ["a"], "tensor": "v"}], "site is a module's path"),
         ([{"op": "scale", "site": "a", "factor": "2"}], "factor='2' is not a finite number"),
+        ([{"op": "scale", "site": "a", "factor": 10**400}], "is not a finite number"),
+        ([{"op": "add", "site": "a", "tensor": [10**400]}], "the name of a tensor, or its numbers"),
+        ([{"op": "add", "site": "a", "tensor": nested(900)}], "the name of a tensor, or its numbers"),
         ([{"op": "scale", "site": "a", "factor": True}], "factor=True is not a finite number"),
         ([{"op": "scale", "site": "a", "factor": 1, "dims": "x"}], '"dims" is a list'),
         ([{"op": "read", "site": "a", "name": 3}], "read saves under a name"),
