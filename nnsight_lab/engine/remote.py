@@ -65,7 +65,8 @@ class RemoteEngine(Engine):
         *,
         same_host: bool = True,
     ) -> None:
-        self.url = hub_service.checked(url)
+        # Of an engine that this user keeps, the socket is found when it is started or attached to.
+        self.url = hub_service.checked(url) if config is None else url
         self._token = token
         self._same_host = same_host
         mode: Mode = "async" if loop_is_running() else "sync"

@@ -21,6 +21,7 @@ from tests.notebook.kernels import ROOT, Kernel, Ran
 pytestmark = [pytest.mark.notebook, pytest.mark.engine]
 
 NOTEBOOKS = ("01_looking_at_saves", "02_logit_lens")
+SHARED = "04_shared_server"
 #: What of one output is kept in a saved notebook; a table of saves or a figure is far below.
 MAX_OUTPUT_BYTES = 500_000
 STOP = "%engine stop"
@@ -129,7 +130,31 @@ def claims_of_the_lens(done: dict[str, Ran]) -> None:
 CLAIMS = {"01_looking_at_saves": claims_of_saves, "02_logit_lens": claims_of_the_lens}
 
 
-@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_the_notebook_of_the_shared_engine_runs_to_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a kernel of its own: it starts an engine that outlives the kernel, and ends it."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    kernel = Kernel(".".join(metadata.version("ipykernel").split(".")[:2]), tmp_path)
+    try:
+        done = {}
+        for cell, source in [*cells(SHARED), ("stop", STOP)]:
+            ran = kernel.run(source)
+            assert ran.ok, f"{cell}\n{ran.error}"
+            done[cell] = ran
+    finally:
+        kernel.run("for one in lab.kept(): lab.attach(one.name).stop()")  # where a cell failed
+        kernel.close()
+    assert done["edited"].stdout.splitlines() == ["['quiet'] ' wisk is' ['late']", "[] ' Paris, France' []"]
+    assert done["steps"].stdout == "(1, 576)\n"
+    assert done["complete"].stdout == "' wisk is' ' Paris, France'\n"
+    assert done["saves"].stdout == "{'quiet/late': (1, 576)}\n"
+    assert done["still"].stdout == "True []\n"
+    assert "processes gone" in "".join(done["stop"].texts)
+
+
+@pytest.mark.parametrize("name", [*NOTEBOOKS, SHARED])
 def test_a_notebook_in_the_repository_is_clean_and_read_with_ease(name: str) -> None:
     book = notebook(name)
     code = [cell for cell in book["cells"] if cell["cell_type"] == "code"]
