@@ -177,7 +177,12 @@ class Desk:
             for request in requests:
                 request.share(share)
         call = Call(requests, live=asked.live)
-        lease.calls[asked.id] = partial(self.driver.abort, call)
+
+        def give_up() -> object:
+            call.given_up = True
+            return self.driver.abort(call)
+
+        lease.calls[asked.id] = give_up
 
         ours = {one.id: request.id for one, request in zip(asked.requests, requests, strict=True)}
         lease.requests.update(ours)
@@ -191,7 +196,7 @@ class Desk:
             if not call.future.done():
                 await asyncio.wrap_future(self.driver.abort(call))
             held.let_go()
-            if not call.heard_out:
+            if call.given_up or not call.heard_out:
                 self._not_heard(user.name, lease.id, asked.id)
 
         return OpenCall(messages, over)
