@@ -125,7 +125,8 @@ class Call:
         future: Resolves to None when every request is finished and collected, or to the error.
         aborted: Set when the caller gave up.
         crowded: Whether others ran beside it, or what is left of an aborted one: its seconds say nothing.
-        heard_out: Whether its reader had all of it.
+        heard_out: At a server: whether its reader was sent all of it.
+        given_up: At a server: whether its reader said that it wants no more.
         peeks: Where somebody watches what the first request saves: what was seen of it.
     """
 
@@ -137,6 +138,7 @@ class Call:
     aborted: threading.Event = field(default_factory=threading.Event)
     crowded: bool = False
     heard_out: bool = False
+    given_up: bool = False
     #: Bytes of large replies that were told of, and of those how many are here.
     home_bytes: int = 0
     brought_bytes: int = 0

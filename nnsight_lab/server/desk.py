@@ -250,7 +250,12 @@ class Desk:
             for request in requests:
                 request.share(share)
         call = Call(requests, live=asked.live)
-        lease.calls[asked.id] = lambda: asyncio.ensure_future(self._abort(call))
+
+        def give_up() -> object:
+            call.given_up = True
+            return asyncio.ensure_future(self._abort(call))
+
+        lease.calls[asked.id] = give_up
 
         ours = {one.id: request.id for one, request in zip(asked.requests, requests, strict=True)}
         lease.requests.update(ours)
@@ -268,7 +273,7 @@ class Desk:
             for request in requests:
                 self.driver.owners.pop(request.id, None)
             held.let_go()
-            if not call.heard_out:
+            if call.given_up or not call.heard_out:
                 self._not_heard(user.name, lease.id, asked.id)
             audit.note("request end", user.name, asked.id, decision=_became(call), **_counts(call.requests))
 
