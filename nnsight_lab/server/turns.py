@@ -91,7 +91,7 @@ class Turns:
             await granted
         except asyncio.CancelledError:
             if granted.done() and not granted.cancelled():
-                self.give(turn)
+                self._back(turn)
             else:
                 self._leave(turn)
             raise
@@ -107,6 +107,10 @@ class Turns:
 
     def give(self, turn: Turn) -> None:
         """A request is over."""
+        self._usage.ended(turn.user, time.monotonic() - turn.began)
+        self._back(turn)
+
+    def _back(self, turn: Turn) -> None:
         self.running.pop(turn.request_id, None)
         self._free += turn.places
         left = self._taken[turn.user] - turn.places
@@ -114,7 +118,6 @@ class Turns:
             self._taken[turn.user] = left
         else:
             del self._taken[turn.user]
-        self._usage.ended(turn.user, time.monotonic() - turn.began)
         self._next()
 
     def saw(self, turn: Turn, prompt_tokens: int, generated_tokens: int) -> None:

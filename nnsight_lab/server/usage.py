@@ -7,9 +7,8 @@ a flood that is under way must weigh as much as one that has ended.
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 #: After that long, what a user had counts half.
 _HALF_S = 60.0
@@ -27,7 +26,6 @@ class Used:
         prompt_tokens: Ever.
         generated_tokens: Ever.
         saved_bytes: Ever, by blocks.
-        refused: Requests that were refused, by HTTP's number.
         recent: Tokens, those of long ago counting less; as of `at`.
         left: Of this minute's tokens, below 0 where more were had; as of `at`.
         at: By the clock.
@@ -38,7 +36,6 @@ class Used:
     prompt_tokens: int = 0
     generated_tokens: int = 0
     saved_bytes: int = 0
-    refused: Counter[int] = field(default_factory=Counter)
     recent: float = 0.0
     left: float = 0.0
     at: float = 0.0

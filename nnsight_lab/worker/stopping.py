@@ -5,9 +5,8 @@ request of everybody waits. A signal does: Python runs its handler in the main t
 between two instructions. The handler raises in the block, but only where the block that runs at that moment
 belongs to a request that was given up; the kernel names those in a file beside the engine's log (a server in
 one of its own, and there it may mean whichever block runs). What is left of their other blocks is not run
-either. Nothing is paid for it until then. Code in C that does not
-return to Python, and blocks that catch everything and go on, are not broken off by it; neither is a worker
-whose blocks run in another thread (Ray).
+either. Nothing is paid for it until then. Code in C that does not return to Python, and blocks that catch
+everything and go on, are not broken off by it; neither is a worker whose blocks run in another thread (Ray).
 """
 
 from __future__ import annotations
