@@ -34,6 +34,7 @@ from nnsight_lab.bench import rounds
 from nnsight_lab.bench.engine import prompts
 from nnsight_lab.engine import models
 from nnsight_lab.engine.local import Engine
+from nnsight_lab.engine.log import EngineLog
 from nnsight_lab.engine.remote import RemoteEngine
 from nnsight_lab.errors import EngineStartFailed
 
@@ -162,8 +163,8 @@ def _served(words: list[str], log: Path, environment: dict[str, str]) -> Iterato
         deadline = time.monotonic() + _START_S
         while not _answers(port):
             if process.poll() is not None or time.monotonic() > deadline:
-                end = "\n".join(log.read_text(errors="replace").splitlines()[-15:])
-                raise EngineStartFailed(f"{' '.join(words[1:4])} did not start:\n{end}")
+                cause = EngineLog(log).root_cause() or "it does not answer"
+                raise EngineStartFailed(f"{' '.join(words[1:4])} did not start: {cause}.", cause=cause)
             time.sleep(0.5)
         yield f"http://127.0.0.1:{port}"
     finally:
