@@ -13,6 +13,7 @@ import torch
 import nnsight_lab as lab
 from nnsight_lab.engine.remote import RemoteEngine
 from nnsight_lab.errors import ServeRefused
+from nnsight_lab.server import notes
 from nnsight_lab.server.audit import Audit, audit, refused
 from nnsight_lab.wire.serving import PREFIX
 from tests.server.conftest import TOKENS
@@ -222,3 +223,20 @@ def test_a_server_goes_on_when_its_audit_log_was_rotated_or_cannot_be_written(st
             path.rmdir()
             os.rename(moved, path)
     assert strict.figures()["audit_missed"] >= 2
+
+
+def test_what_admins_do_and_what_befalls_the_engine_are_in_the_log_too(tmp_path, monkeypatch, capfd):
+    found = Audit()
+    found.open(tmp_path / "audit.jsonl")
+    monkeypatch.setattr(notes, "audit", found)
+    notes.note("lease ended", by="root", owner="alice", lease="l1")
+    notes.note("engine died", cause="a process of it ended", deaths=1)
+    found.close()
+    first, second = lines(tmp_path / "audit.jsonl")
+    assert (first["user"], first["action"], first["counts"]) == (
+        "root",
+        "lease ended",
+        {"owner": "alice", "lease": "l1"},
+    )
+    assert (second["user"], second["action"]) == ("", "engine died")
+    assert len(capfd.readouterr().err.splitlines()) == 2

@@ -73,7 +73,7 @@ def test_systemd_reads_the_unit(printed, tmp_path):
     command = shlex.split(service["ExecStart"])
     assert served(command[1:]) == ("8100", ["nnsight-lab-admins"])
     # Whatever way the server ends, nothing of the engine stays; and it can gain no rights.
-    assert service["KillMode"] == "control-group"
+    assert service["KillMode"] == "mixed"
     assert service["NoNewPrivileges"] == "yes"
     assert service["CapabilityBoundingSet"] == ""
     assert "JUPYTERHUB_API_TOKEN" not in text
