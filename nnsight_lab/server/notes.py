@@ -1,4 +1,4 @@
-"""What happened to the server, a line each: JSON on stderr, where a service's journal takes it, and audited."""
+"""What happened to the server, a line each: JSON on stderr, where a journal takes it, and audited."""
 
 from __future__ import annotations
 
