@@ -319,7 +319,7 @@ def test_settings_are_taken_without_a_reload_and_wrong_ones_are_refused(
 ) -> None:
     page = panel.page
     form = panel.root.get_by_role("form", name="Start an engine", include_hidden=True)
-    model, options = form.locator("input").first, form.locator("input").last
+    model, options = form.locator("input.nnlab-input").first, form.locator("input.nnlab-input").last
     assert (model.input_value(), options.input_value()) == ("demo", "")
     with settings_open(page, "nnsight-lab: panel") as settings:
         page.screenshot(path=folder / "settings.png")
