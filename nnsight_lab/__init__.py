@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from nnsight_lab.engine.estimate import Estimate
+    from nnsight_lab.engine.kept import Kept
     from nnsight_lab.engine.local import Engine
     from nnsight_lab.engine.status import StartProgress, StopReport
     from nnsight_lab.engine.stream import Stream
@@ -58,6 +59,7 @@ __all__ = [
     "attach",
     "attention",
     "browse",
+    "detach",
     "edit",
     "edits",
     "engines",
@@ -65,6 +67,7 @@ __all__ = [
     "estimate",
     "generate",
     "get_engine",
+    "kept",
     "lens",
     "live",
     "load_ipython_extension",
@@ -97,6 +100,8 @@ def start(
     name: str = "main",
     mode: str = "auto",
     restart: bool = False,
+    keep: bool = False,
+    idle_minutes: float = 240.0,
     progress: Callable[[StartProgress], None] | bool | None = None,
     **options: Any,
 ) -> Engine:
@@ -107,6 +112,11 @@ def start(
         name: Several engines may live side by side under different names.
         mode: ``"async"`` (streaming, in notebooks), ``"sync"`` (scripts), or ``"auto"``.
         restart: Replace a live engine of that name; its edits are put back.
+        keep: Run it in a process of its own that goes on when this one ends: `attach` takes it again, from
+            whatever kernel of this user on this machine, and this call does where it runs already with the
+            same configuration. ``stop`` ends it, `detach` and the kernel's end let go of it.
+        idle_minutes: Of a kept engine: without a kernel and without a request, until it ends itself; 0 for
+            never.
         progress: Whether to show the phases of the start in one line that moves, as ``%engine start`` does;
             where it is None, in a notebook and on a terminal, never in a pipe. Or a function, called about
             five times a second with the phase.
@@ -126,11 +136,14 @@ def start(
     # Local: this module stays light; the import is watched, since it takes most of a first start.
     from nnsight_lab.engine.importing import later, load
 
+    kept = {"keep": True, "idle_minutes": idle_minutes} if keep else {}
+
     def begin(watch: Callable[[StartProgress], None] | None) -> Engine:
         __tracebackhide__ = True
-        watch = later(watch, load(watch))
+        if not keep:  # whose server imports vLLM, and this process does not
+            watch = later(watch, load(watch))
         found: Engine = _manager().start(
-            model, name=name, mode=mode, restart=restart, progress=watch, **options
+            model, name=name, mode=mode, restart=restart, progress=watch, **kept, **options
         )
         return found
 
@@ -157,28 +170,44 @@ def _watched(
     return line.around(lambda: begin(line.progress))  # type: ignore[return-value]
 
 
-def attach(url: str, *, name: str = "main", token: str | None = None) -> Engine:
-    """Use an engine that `nnsight-lab serve` runs: the same cells, against it.
+def attach(url: str | None = None, *, name: str | None = None, token: str | None = None) -> Engine:
+    """Use an engine that `nnsight-lab serve` runs, or one that you keep: the same cells, against it.
 
     Args:
-        url: ``http://host:port``, a JupyterHub service's address, or ``unix:/path/of/socket``.
-        name: What it is called here.
+        url: ``http://host:port``, a JupyterHub service's address, or ``unix:/path/of/socket``; or the name of
+        a
+            kept engine (see `kept`). None takes the kept engine there is.
+        name: What it is called here; a kept engine's own name, else ``"main"``, where it is None.
         token: Who you are; ``$NNSIGHT_LAB_TOKEN`` or this server's JupyterHub token where it is None.
 
     Raises:
         ServerError: The server is not there, or does not let this kernel in.
+        EngineNotStarted: No engine is kept under that name, or it is to be said which of several.
     """
     __tracebackhide__ = True
     found: Engine = _manager().attach(url, name=name, token=token)
     return found
 
 
+def detach(name: str | None = None) -> None:
+    """Let go of a kept engine, or of a server's: it goes on, and this kernel's edits leave it."""
+    __tracebackhide__ = True
+    _manager().detach(name)
+
+
+def kept() -> list[Kept]:
+    """The engines that this user keeps on this machine, by name; of whatever kernel, and of none."""
+    from nnsight_lab.engine.kept import all_kept  # psutil
+
+    return all_kept()
+
+
 def get_engine(name: str | None = None) -> Engine:
     """The engine of that name, or the current one: the last started."""
     if not engines():  # said without importing torch
-        raise errors.EngineNotStarted(
-            "No engine is running: %engine start demo (or a Hugging Face id or path)."
-        )
+        from nnsight_lab.engine.kept import none_here  # psutil
+
+        raise errors.EngineNotStarted(none_here())
     found: Engine = _manager().engine(name)
     return found
 
@@ -204,7 +233,10 @@ def restart(
 
 
 def stop(name: str | None = None) -> StopReport:
-    """Stop an engine; the report says that its processes and memory are gone."""
+    """Stop an engine; the report says that its processes and memory are gone.
+
+    A kept engine ends for every kernel, also by its name where this one is not attached; see `detach`.
+    """
     report: StopReport = _manager().stop(name)
     return report
 

@@ -20,6 +20,7 @@ os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 
 import nnsight_lab.blocks  # noqa: F401  (imports anyio whole, before any test imports nnsight)
 from nnsight_lab.bench.jupyterlab import find_chromium
+from nnsight_lab.engine import kept
 from tests import models
 from tests.waiting import OneEngine, idle, owned
 
@@ -28,6 +29,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "one_engine" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.engine)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_kept_engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The kept engines of whoever runs the tests are none of theirs."""
+    found = tmp_path_factory.mktemp("run")
+    found.chmod(0o700)
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv(kept.FOLDER_ENV, str(found))
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -15,10 +15,10 @@ import sys
 from collections.abc import Sequence
 from importlib import metadata
 
-from nnsight_lab.cli import bench, demo, doctor, export, freeze, model, serve
+from nnsight_lab.cli import bench, demo, doctor, export, freeze, kept, model, serve
 from nnsight_lab.errors import LabError
 
-SUBCOMMANDS = (doctor, demo, model, serve, export, freeze, bench)
+SUBCOMMANDS = (doctor, demo, model, serve, kept, export, freeze, bench)
 
 
 def build_parser() -> argparse.ArgumentParser:

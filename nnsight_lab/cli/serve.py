@@ -37,6 +37,19 @@ def add_parser(sub: Any) -> None:
     parser.add_argument("--hub", action="store_true", help="users are those of the JupyterHub it serves")
     parser.add_argument("--admin-group", action="append", default=[], metavar="GROUP", help="may publish")
     parser.add_argument("--limit", action="append", default=[], metavar="NAME=N", help=_LIMITS)
+    parser.add_argument(
+        "--keep",
+        nargs="?",
+        const="main",
+        metavar="NAME",
+        help="in the background, for your own notebooks only",
+    )
+    parser.add_argument(
+        "--idle-minutes",
+        type=float,
+        metavar="N",
+        help="with --keep: ends after so long without anybody (240)",
+    )
     parser.set_defaults(run=run, takes_more=True)
 
 
@@ -45,6 +58,12 @@ def run(arguments: argparse.Namespace) -> int:
     from nnsight_lab.server.command import Settings, users_of
     from nnsight_lab.server.command import run as serve
 
+    if arguments.keep is not None:
+        from nnsight_lab.cli.keep import keep
+
+        return keep(arguments)
+    if arguments.idle_minutes is not None:
+        raise ServeRefused("--idle-minutes is of an engine that is kept: add --keep.")
     flags: list[str] = arguments.more
     users = users_of(_read(arguments.tokens), os.environ.get(_TOKEN_ENV))
     socket = any(flag.split("=")[0] == "--uds" for flag in flags)

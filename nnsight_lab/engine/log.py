@@ -150,6 +150,9 @@ class EngineLog:
             if match is None:
                 continue
             said = line
+            if match["type"].endswith("ValidationError") and number + 1 < len(lines):
+                # pydantic's heading counts errors; what is wrong is below it.
+                said = lines[number + 1].strip().partition(" [type=")[0]
             # A message may go on over several lines; the first is the sentence.
             if not match["text"] and number + 1 < len(lines):
                 said = f"{line}: {lines[number + 1]}".rstrip(": ")
@@ -158,6 +161,11 @@ class EngineLog:
                 continue
             return said
         return consequence
+
+
+def consequence(said: str) -> bool:
+    """Whether an exception only says that another process failed."""
+    return bool(_CONSEQUENCE.search(said))
 
 
 def engine_name(path: str) -> str:

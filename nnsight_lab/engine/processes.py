@@ -23,6 +23,9 @@ from nnsight_lab.engine import gpus
 from nnsight_lab.wire.keys import ENGINE_ENV, LOG_ENV, MODEL_ENV, OWNER_ENV
 
 _TICK_S = 0.1
+#: vLLM names its processes by writing over their arguments and, unless told not to, over as much of the
+#: environment as it takes for memory of its own: the mark is in it.
+KEEP_MARKS = {"SPT_NOENV": "1"}
 
 
 @dataclass(frozen=True)
@@ -90,7 +93,7 @@ def owner_alive(owner: str) -> bool:
 @contextmanager
 def marked(engine: str, log: Path, extra: Mapping[str, str]) -> Iterator[None]:
     """Mark every process started within as ``engine``'s; the environment is put back afterwards."""
-    marks = {ENGINE_ENV: engine, OWNER_ENV: this_owner(), LOG_ENV: str(log), **extra}
+    marks = {ENGINE_ENV: engine, OWNER_ENV: this_owner(), LOG_ENV: str(log), **KEEP_MARKS, **extra}
     before = {name: os.environ.get(name) for name in marks}
     os.environ.update(marks)
     try:
@@ -264,6 +267,15 @@ def user_of(pid: int) -> str:
         return str(psutil.Process(pid).username())
     except (psutil.Error, KeyError, OSError):
         return ""
+
+
+def mark_of(pid: int, name: str) -> str:
+    """A part of the mark that a process carries; "" where it carries none.
+
+    Raises:
+        OSError: There is no such process, or it is another user's.
+    """
+    return _environ(pid).get(name, "")
 
 
 def _sees(pid: int) -> bool:

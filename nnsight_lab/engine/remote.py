@@ -47,11 +47,13 @@ class RemoteEngine(Engine):
         url: The server's.
     """
 
-    def __init__(self, name: str, url: str, token: str | None = None) -> None:
+    def __init__(
+        self, name: str, url: str, token: str | None = None, config: EngineConfig | None = None
+    ) -> None:
         self.url = url
         self._token = token
         mode: Mode = "async" if loop_is_running() else "sync"
-        super().__init__(name, EngineConfig(url, mode))
+        super().__init__(name, config or EngineConfig(url, mode))
 
     def _new_driver(self) -> Driver:
         token = self._token
@@ -102,6 +104,10 @@ class RemoteEngine(Engine):
                     raise
 
     def stop(self) -> StopReport:
+        """Let go of the server's engine, as `detach`: it is not this kernel's to end."""
+        return self.detach()
+
+    def detach(self) -> StopReport:
         """Let go of the server's engine, which goes on for others; this kernel's edits leave it."""
         with self._stop_lock:
             began = time.monotonic()

@@ -75,7 +75,7 @@ class Start:
             options = dict(self.config.options)
             own = {name: options.pop(name) for name in OWN_OPTIONS if name in options}
             check_options(options)
-            options.update(_kv_cache_of_environment(options))
+            options.update(kv_cache_of_environment(options))
             homecoming.reclaim()
             shared_queues.reclaim()
             settings = homecoming.settings(self.engine_id, own)
@@ -181,7 +181,7 @@ def surroundings(
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
         "VLLM_NO_USAGE_STATS": os.environ.get("VLLM_NO_USAGE_STATS", "1"),
     }
-    space = _cpu_kv_cache_gib(options)
+    space = cpu_kv_cache_gib(options)
     if space is not None:
         extra["VLLM_CPU_KVCACHE_SPACE"] = str(space)
     shares = _cpus_of_ranks(options)
@@ -209,7 +209,7 @@ def _own_excepthook() -> Iterator[None]:
         sys.excepthook = before
 
 
-def _cpu_kv_cache_gib(options: Mapping[str, Any]) -> int | None:
+def cpu_kv_cache_gib(options: Mapping[str, Any]) -> int | None:
     """The KV cache's size on a CPU engine, where nobody said one; None elsewhere.
 
     vLLM's CPU backend takes 92 % of a memory node by default, and refuses to start where that is not
@@ -224,7 +224,7 @@ def _cpu_kv_cache_gib(options: Mapping[str, Any]) -> int | None:
     return max(1, min(4, available // (8 * 2**30)))
 
 
-def _kv_cache_of_environment(options: Mapping[str, Any]) -> dict[str, int]:
+def kv_cache_of_environment(options: Mapping[str, Any]) -> dict[str, int]:
     """The KV cache that ``NNSIGHT_LAB_KV_CACHE`` asks for, such as ``64MiB``, where nobody said one.
 
     vLLM's own ``VLLM_CPU_KVCACHE_SPACE`` knows whole gibibytes only, and a small container has none to give.

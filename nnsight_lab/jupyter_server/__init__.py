@@ -3,7 +3,8 @@
 A kernel that is dead, or computes in C code and holds Python's lock, answers no question; its engine goes on
 holding memory. The server sees the processes. It runs in the environment of the server, which may be another
 than the kernels', so this room loads neither torch, vLLM, nnsight nor IPython. It starts nothing, and ends
-only this user's processes whose kernel is gone. Installing the wheel enables it, by a file in `etc/jupyter`.
+only this user's processes whose kernel is gone, and engines that need none. Installing the wheel enables it,
+by a file in `etc/jupyter`.
 """
 
 from __future__ import annotations

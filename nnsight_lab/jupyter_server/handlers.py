@@ -1,4 +1,4 @@
-"""Three questions over HTTP, authenticated as every question to a Jupyter server is.
+"""A few questions over HTTP, authenticated as every question to a Jupyter server is.
 
 Who is let in may run kernels as this user, so knows and may end no more here than there. A question is
 answered on a thread: looking at every process of a machine takes milliseconds, a GPU's driver seconds. What a
@@ -23,7 +23,7 @@ from nnsight_lab.wire import machine as wire
 
 
 class _Handler(APIHandler):
-    """What the three share."""
+    """What they share."""
 
     #: For a server's own rules of who may what.
     auth_resource = "nnsight-lab"
@@ -77,6 +77,16 @@ class EndHandler(_Handler):
         await self.answered(self.machine.end, engine)
 
 
+class KeptEndHandler(_Handler):
+    """The end of a kept engine."""
+
+    @web.authenticated
+    @authorized
+    async def post(self, engine: str) -> None:
+        """A `MachineAnswer`, once the processes are gone."""
+        await self.answered(self.machine.end_kept, engine)
+
+
 def routes(base_url: str) -> list[tuple[str, type[APIHandler], dict[str, Any]]]:
     """For tornado, below the server's base address."""
     root, given = f"{base_url.rstrip('/')}/{wire.ROUTE}", {"machine": Machine()}
@@ -84,6 +94,7 @@ def routes(base_url: str) -> list[tuple[str, type[APIHandler], dict[str, Any]]]:
         (f"{root}/{wire.STATUS}", StatusHandler, given),
         (f"{root}/{wire.LOG}", LogHandler, given),
         (f"{root}/{wire.ORPHANS}/([^/]+)/{wire.END}", EndHandler, given),
+        (f"{root}/{wire.KEPT}/([^/]+)/{wire.END}", KeptEndHandler, given),
     ]
 
 

@@ -3,6 +3,7 @@
 Every page that is open asks, so a look serves all who ask within a few seconds; where nobody asks, nothing is
 looked at. An engine is known by the mark that its processes carry. Only its own kind of processes is ended:
 this user's, with the mark, whose kernel is gone, looked up at that moment and by pid and start time together.
+A kept engine needs no kernel, and is ended as one.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from nnsight_lab import __version__
-from nnsight_lab.engine import gpus, log, processes
+from nnsight_lab.engine import gpus, kept, log, processes
+from nnsight_lab.engine.kept import Kept
 from nnsight_lab.engine.processes import EngineProcess
 from nnsight_lab.errors import LabError
 from nnsight_lab.wire import machine as wire
@@ -64,6 +66,22 @@ class Machine:
             )
         return f"{len(ended.pids)} process{'' if len(ended.pids) == 1 else 'es'} ended."
 
+    def end_kept(self, engine: str) -> str:
+        """End a kept engine, with everything of it; says how many processes.
+
+        Raises:
+            LookupError: This user keeps none that is called so.
+            LabError: Some would not end.
+        """
+        ended = kept.end_engine(engine)
+        with self._lock:
+            self._looked = float("-inf")
+        if ended is None:
+            raise LookupError("You keep no engine of that name: it may have ended meanwhile.")
+        if ended.left:
+            raise LabError(f"Processes {', '.join(map(str, ended.left))} would not end.")
+        return f"{len(ended.pids)} process{'' if len(ended.pids) == 1 else 'es'} ended."
+
     def log(self, engine: str) -> str:
         """The end of an engine's log.
 
@@ -83,6 +101,7 @@ def _look(kernels: Mapping[int, str]) -> wire.MachineStatus:
     by_engine: dict[str, list[EngineProcess]] = defaultdict(list)
     for process in processes.engine_processes():
         by_engine[process.engine].append(process)
+    records = {record.engine: record for record in kept.all_kept()}
     told = gpus.look()
     on_gpu: dict[int, int] = defaultdict(int)
     for gpu in told.gpus:
@@ -94,7 +113,10 @@ def _look(kernels: Mapping[int, str]) -> wire.MachineStatus:
         version=__version__,
         host=socket.gethostname(),
         user=_user(os.getuid()),
-        engines=[_engine(engine, found, kernels, on_gpu) for engine, found in sorted(by_engine.items())],
+        engines=[
+            _engine(engine, found, kernels, on_gpu, records.get(engine))
+            for engine, found in sorted(by_engine.items())
+        ],
         gpus=[
             wire.MachineGpu(
                 index=gpu.index,
@@ -119,15 +141,19 @@ def _look(kernels: Mapping[int, str]) -> wire.MachineStatus:
 
 
 def _engine(
-    engine: str, found: Sequence[EngineProcess], kernels: Mapping[int, str], on_gpu: Mapping[int, int]
+    engine: str,
+    found: Sequence[EngineProcess],
+    kernels: Mapping[int, str],
+    on_gpu: Mapping[int, int],
+    record: Kept | None,
 ) -> wire.MachineEngine:
     owner = found[0].owner.partition(":")[0]
     owner_pid = int(owner) if owner.isdigit() else 0
     orphaned = all(process.orphaned for process in found)
     return wire.MachineEngine(
         engine=engine,
-        kind=wire.ORPHAN if orphaned else wire.KERNEL,
-        name=log.engine_name(found[0].log),
+        kind=wire.KEPT if record is not None else wire.ORPHAN if orphaned else wire.KERNEL,
+        name=log.engine_name(found[0].log) if record is None else record.name,
         model=found[0].model,
         owner_pid=owner_pid,
         # Another process may have the pid of a kernel that is gone.
@@ -137,6 +163,7 @@ def _engine(
         gpu_bytes=sum(on_gpu.get(process.pid, 0) for process in found),
         age_s=max(0.0, time.time() - min(process.started for process in found)),
         log=found[0].log,
+        attach=record.attach_line if record is not None and record.ready else "",
     )
 
 

@@ -32,7 +32,8 @@ def engine_calls(command: EngineCommand) -> list[str]:
         return [f"engine = lab.start({', '.join([quoted(command.model), *options])})", _BIND_MODEL]
     if isinstance(command, AttachEngine):
         options = [f"{name}={quoted(source)}" for name, source in command.options.items()]
-        return [f"engine = lab.attach({', '.join([quoted(command.url), *options])})", _BIND_MODEL]
+        url = [] if command.url is None else [quoted(command.url)]
+        return [f"engine = lab.attach({', '.join([*url, *options])})", _BIND_MODEL]
     if isinstance(command, ListEngines):
         return ["print(*lab.engines())"]
     if isinstance(command, EngineLog):
@@ -40,6 +41,8 @@ def engine_calls(command: EngineCommand) -> list[str]:
     name = _name(command.name)
     if command.action == "stop":
         return [f"print(lab.stop({name}))"]
+    if command.action == "detach":
+        return [f"lab.detach({name})"]
     if command.action == "restart":
         return [f"engine = lab.restart({name})", _BIND_MODEL]
     if command.action in ("sleep", "wake"):

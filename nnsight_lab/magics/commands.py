@@ -16,8 +16,9 @@ from nnsight_lab.magics.arguments import Arguments, read_arguments, text_express
 
 #: Every sub-command of `%engine`, with its correct form.
 ENGINE_FORMS: dict[str, str] = {
-    "start": "%engine start MODEL option=value … [--restart]",
-    "attach": "%engine attach URL [name=NAME]",
+    "start": "%engine start MODEL option=value … [--restart] [--keep]",
+    "attach": "%engine attach [URL or NAME] [name=NAME]",
+    "detach": "%engine detach [NAME]",
     "status": "%engine status [NAME]",
     "stop": "%engine stop [NAME]",
     "restart": "%engine restart [NAME]",
@@ -49,7 +50,7 @@ LOG_LINES = 40
 
 @dataclass(frozen=True)
 class StartEngine:
-    """`%engine start MODEL option=value … [--restart]`."""
+    """`%engine start MODEL option=value … [--restart] [--keep]`; `--keep` is the option `keep=True`."""
 
     model: str
     options: Mapping[str, str] = field(default_factory=dict)
@@ -58,17 +59,17 @@ class StartEngine:
 
 @dataclass(frozen=True)
 class AttachEngine:
-    """`%engine attach URL [name=NAME]`."""
+    """`%engine attach [URL or NAME] [name=NAME]`; None for the engine that is kept."""
 
-    url: str
+    url: str | None
     options: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class NamedEngine:
-    """`%engine status|stop|restart|sleep|wake [NAME]`; without a name, the current engine."""
+    """`%engine status|stop|detach|restart|sleep|wake [NAME]`; without a name, the current engine."""
 
-    action: Literal["status", "stop", "restart", "sleep", "wake"]
+    action: Literal["status", "stop", "detach", "restart", "sleep", "wake"]
     name: str | None = None
 
 
@@ -178,6 +179,8 @@ def read_engine(line: str) -> EngineCommand:
     name = text_expression(arguments.words[0]) if arguments.words else None
     if action == "stop":
         return NamedEngine("stop", name)
+    if action == "detach":
+        return NamedEngine("detach", name)
     if action == "restart":
         return NamedEngine("restart", name)
     if action == "sleep":
@@ -258,24 +261,36 @@ def read_saves(line: str) -> SavesCommand:
 
 def _read_start(rest: str) -> StartEngine:
     form = ENGINE_FORMS["start"]
-    arguments = read_arguments(rest, form=form, flags=("--restart",))
+    arguments = read_arguments(rest, form=form, flags=("--restart", "--keep"))
     if len(arguments.words) != 1:
         got = f"; got {', '.join(arguments.words)}" if arguments.words else ""
         raise CellUsageError(f"%engine start takes one model{got}. Write: {form}")
     options = dict(arguments.options)
     if options.pop("restart", "False") not in ("True", "False"):
         raise CellUsageError(f"restart= is True or False. Write: {form}")
-    restart = bool(arguments.flags) or arguments.options.get("restart") == "True"
+    restart = "--restart" in arguments.flags or arguments.options.get("restart") == "True"
+    if "--keep" in arguments.flags:
+        options["keep"] = "True"
+    if options.get("keep", "False") not in ("True", "False"):
+        raise CellUsageError(f"keep= is True or False. Write: {form}")
+    if options.get("keep") == "False":
+        del options["keep"]
+    if "idle_minutes" in options and "keep" not in options:
+        raise CellUsageError(f"idle_minutes= is of an engine that is kept: add --keep. Write: {form}")
     return StartEngine(text_expression(arguments.words[0]), options, restart)
 
 
 def _read_attach(rest: str) -> AttachEngine:
     form = ENGINE_FORMS["attach"]
     arguments = read_arguments(rest, form=form)
-    if len(arguments.words) != 1:
-        raise CellUsageError(f"%engine attach takes one address, of a server. Write: {form}")
+    if len(arguments.words) > 1:
+        raise CellUsageError(
+            "%engine attach takes one address of a server, or the name of an engine that you keep. "
+            f"Write: {form}"
+        )
     _refuse_more(arguments, 1, form, options=("name", "token"))
-    return AttachEngine(text_expression(arguments.words[0]), dict(arguments.options))
+    url = text_expression(arguments.words[0]) if arguments.words else None
+    return AttachEngine(url, dict(arguments.options))
 
 
 def _read_log(rest: str) -> EngineLog:

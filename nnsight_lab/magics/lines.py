@@ -46,21 +46,25 @@ class LineMagics:
     def engine(self, line: str = "") -> None:
         """Starts, shows and stops engines.
 
-        %engine start MODEL option=value … [--restart]
+        %engine start MODEL option=value … [--restart] [--keep]
             Starts an engine and binds `engine` and `model`. A live engine of the same name and
             configuration is taken as it is. Options are those of `lab.start` (`name=`, `mode=`) and of
             vLLM (`max_model_len=512`, `dtype=bfloat16`, `tensor_parallel_size=2`); values are Python
             literals, else strings; `$name` and `{expression}` are your variables.
+            With `--keep` it runs in a process of its own that outlives the kernel, until it is stopped, or
+            nobody used it for `idle_minutes=240` (0: for ever). Where it runs already it is attached to.
+        %engine attach [NAME]          takes an engine that you keep; without a name, the only one
         %engine attach URL [name=NAME]
             Uses an engine that `nnsight-lab serve` runs, and binds `engine` and `model`: `http://host:8000`,
             a JupyterHub service's address, or `unix:/path/of/socket`. Who you are is told by
             `$NNSIGHT_LAB_TOKEN`, or by this server's JupyterHub token.
+        %engine detach [NAME]          lets go of a kept or shared engine, which goes on
         %engine
         %engine status [NAME]          what the engine is and does
-        %engine list                   every engine of this kernel
+        %engine list                   every engine of this kernel, and those that you keep
         %engine log [NAME] [-n LINES]  the end of its log
         %engine restart [NAME]         stops it and starts it again, with the same configuration
-        %engine stop [NAME]            stops it, and frees its memory
+        %engine stop [NAME]            stops it, and frees its memory; a kept one for every kernel
         %engine sleep [NAME]           frees its GPU, and keeps its weights; the next request wakes it
         %engine wake [NAME]            wakes it now
         """
@@ -135,7 +139,7 @@ class LineMagics:
         self._bind(engine)
 
     def _attach(self, command: AttachEngine) -> None:
-        url = str(evaluate(command.url, self._shell.user_ns))
+        url = None if command.url is None else str(evaluate(command.url, self._shell.user_ns))
         options = {
             name: str(evaluate(source, self._shell.user_ns)) for name, source in command.options.items()
         }
@@ -148,7 +152,15 @@ class LineMagics:
     def _named(self, command: NamedEngine) -> None:
         name = self._name(command.name)
         if command.action == "stop":
-            show(sentence(str(lab().stop(chosen_engine(name).name))))
+            kept = (
+                name is not None and name not in lab().engines() and any(k.name == name for k in lab().kept())
+            )
+            show(sentence(str(lab().stop(name if kept else chosen_engine(name).name))))
+        elif command.action == "detach":
+            engine = chosen_engine(name)
+            line = engine.attach_line()
+            lab().detach(engine.name)
+            show(sentence(f"engine {engine.name}: let go, and goes on. {line} takes it again."))
         elif command.action == "restart":
             name = chosen_engine(name).name
             wait = StartLine(f"engine {name}", "")
@@ -159,19 +171,24 @@ class LineMagics:
             said = "sleeps; the next request wakes it" if command.action == "sleep" else "is awake"
             show(sentence(f"Engine {engine.name} {said}."))
         elif name is None and not lab().engines():
-            show(sentence(f"No engine is running. Start one: {ENGINE_FORMS['start']}"))
+            self._list()
         else:
             show(status_drawing(chosen_engine(name)))
 
     def _list(self) -> None:
         engines = lab().engines()
-        if not engines:
+        attached = {engine.id for engine in engines.values()}
+        kept = [one for one in lab().kept() if one.engine not in attached]
+        if not engines and not kept:
             show(sentence(f"No engine is running. Start one: {ENGINE_FORMS['start']}"))
             return
-        current = chosen_engine().name
+        current = chosen_engine().name if engines else ""
         rows = [
             (name, engine.status().model, engine.mode, engine.status().state, "current" * (name == current))
             for name, engine in engines.items()
+        ]
+        rows += [
+            (one.name, one.model, "", "kept" if one.ready else "starting", one.attach_line) for one in kept
         ]
         show(table(("name", "model", "mode", "state", ""), rows))
 

@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any
 import nnsight_lab
 from nnsight_lab.engine import processes
 from nnsight_lab.engine.config import OWN_OPTIONS, EngineConfig, refuse_unknown
+from nnsight_lab.engine.option_names import option_names, served_option_names
 from nnsight_lab.errors import CellUsageError, LabError
 from nnsight_lab.magics.arguments import evaluate
 from nnsight_lab.magics.commands import StartEngine, read_engine
 from nnsight_lab.panel import snapshot
 from nnsight_lab.panel.forecast import Forecasts
-from nnsight_lab.panel.option_names import option_names
 from nnsight_lab.panel.surroundings import Surroundings
 from nnsight_lab.wire import panel as wire
 
@@ -106,9 +106,10 @@ class Actions:
         """Whether a start would be taken: said while the form is typed in, so nothing is imported for it."""
         model, options = self._read(content)
         models = sys.modules.get("nnsight_lab.engine.models")
-        plain = {name: value for name, value in options.items() if name not in ("name", "mode")}
+        own = ("name", "mode", "keep", "idle_minutes")
+        plain = {name: value for name, value in options.items() if name not in own}
         EngineConfig.of(model, options.get("mode", "auto"), plain)
-        names = option_names()
+        names = served_option_names() if options.get("keep") else option_names()
         if names:
             refuse_unknown(plain, {*names, *OWN_OPTIONS})
         if models is not None and (Path(model).expanduser().exists() or model.startswith((".", "/", "~"))):
@@ -145,7 +146,13 @@ class Actions:
         if engine.state()[0] == wire.STARTING:
             engine.give_up()
             return {"ok": True, "text": "The start is given up."}
+        if engine.attach_line():  # as its button says: others may use it, and a kept one is stopped as such
+            return self._begin(wire.STOP, engine.name, lambda: self._detach(engine.name))
         return self._begin(wire.STOP, engine.name, lambda: str(nnsight_lab.stop(engine.name)))
+
+    def _detach(self, name: str) -> str:
+        nnsight_lab.detach(name)
+        return "It goes on for others."
 
     def _interrupt(self, content: Mapping[str, Any]) -> Answer:
         count = _engine(content).abort_all()

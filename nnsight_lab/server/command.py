@@ -17,6 +17,7 @@ from typing import Any
 from nnsight_lab.engine import homecoming, models, processes
 from nnsight_lab.engine.model import worker_class
 from nnsight_lab.errors import ServeRefused
+from nnsight_lab.server import keeping
 from nnsight_lab.server.identity import Hub, Identity, Owner, Tokens, User
 from nnsight_lab.server.limits import Limits
 from nnsight_lab.wire.keys import ENGINE_ENV, LOG_ENV, OWNER_ENV, SAVES_CONFIG
@@ -107,10 +108,12 @@ def arguments(model: str, flags: Sequence[str]) -> list[str]:
 def prepare(settings: Settings, environment: MutableMapping[str, str]) -> None:
     """What vLLM reads from the environment."""
     settings.into(environment)
-    # The engine's processes follow this one, and are known for whose they are.
-    environment[ENGINE_ENV] = f"served-{os.getpid()}"
+    # The engine's processes follow this one, and are known for whose they are; a kept one has its mark.
+    if keeping.taken(environment) is None:
+        environment[ENGINE_ENV] = f"served-{os.getpid()}"
+        environment.pop(LOG_ENV, None)
     environment[OWNER_ENV] = processes.this_owner()
-    environment.pop(LOG_ENV, None)
+    environment.update(processes.KEEP_MARKS)
     plugins = environment.get("VLLM_PLUGINS")
     if plugins is None or "nnsight_lab" not in plugins.split(","):
         environment["VLLM_PLUGINS"] = ",".join(filter(None, [plugins, "nnsight_lab"]))
@@ -130,6 +133,7 @@ def run(model: str, flags: Sequence[str], settings: Settings) -> None:
         settings.identity()  # what is wrong with a token is said before a model is loaded
     homecoming.reclaim()
     prepare(settings, os.environ)
+    keeping.surroundings(flags)
     import uvloop
     from vllm.entrypoints.launchers.api_server.entry import run_server
     from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
@@ -138,7 +142,10 @@ def run(model: str, flags: Sequence[str], settings: Settings) -> None:
     parser = make_arg_parser(FlexibleArgumentParser(prog="nnsight-lab serve"))
     parsed: Any = parser.parse_args(arguments(model, flags))
     validate_parsed_serve_args(parsed)
-    uvloop.run(run_server(parsed))
+    try:
+        uvloop.run(run_server(parsed))
+    finally:
+        keeping.over()
 
 
 def users_of(tokens: Mapping[str, str], token: str | None) -> dict[str, str]:

@@ -113,7 +113,7 @@ class Desk:
         """
         edit = self.ledger.add_edit(user, asked)
         try:
-            await self._rpc(REGISTER, edit.registration, asked.payload, asked.name)
+            await self.rpc(REGISTER, edit.registration, asked.payload, asked.name)
         except Exception as error:
             self.ledger.clear_edit(user, asked.id)
             raise Refused(400, f"The workers could not read the block ({_line(error)}).") from None
@@ -129,9 +129,10 @@ class Desk:
 
     async def _forget(self, edits: Sequence[ServedEdit]) -> None:
         if edits:
-            await self._rpc(CLEAR, [edit.registration for edit in edits])
+            await self.rpc(CLEAR, [edit.registration for edit in edits])
 
-    async def _rpc(self, method: str, *args: Any) -> list[Any]:
+    async def rpc(self, method: str, *args: Any) -> list[Any]:
+        """Call a worker method on every rank."""
         return await asyncio.wrap_future(self.driver.rpc(method, *args))
 
     # -- calls of kernels --------------------------------------------------------------------------
@@ -172,7 +173,7 @@ class Desk:
 
     async def look(self, question: bytes) -> bytes:
         """A piece of a logit lens or of attention patterns, as the first rank has it."""
-        return bytes((await self._rpc(LOOK, question))[0])
+        return bytes((await self.rpc(LOOK, question))[0])
 
     async def peek(self, user: User, lease: str, question: bytes) -> bytes:
         """What a running request of this lease has saved so far; nothing of any other request."""
@@ -183,7 +184,7 @@ class Desk:
             raise Refused(400, "The question cannot be read.") from None
         if request_id is None:
             return encode({})
-        return bytes((await self._rpc(PEEK, encode({**asked, "request_id": request_id})))[0])
+        return bytes((await self.rpc(PEEK, encode({**asked, "request_id": request_id})))[0])
 
     def _request(self, asked: RequestAsked, edits: Sequence[ServedEdit]) -> LabRequest:
         try:

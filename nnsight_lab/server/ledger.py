@@ -92,6 +92,8 @@ class Ledger:
         self._running: dict[str, int] = defaultdict(int)
         #: Saves that nobody fetched in time.
         self.forgotten = 0
+        #: Requests so far.
+        self.begun = 0
 
     # -- leases ----------------------------------------------------------------------------------
 
@@ -268,6 +270,7 @@ class Ledger:
                 raise Refused(413, f"A call has at most {self.limits.requests} requests here, not {count}.")
             raise too_many(running, "requests running or waiting")
         self._running[user.name] += count
+        self.begun += count
 
     def end(self, user: User, count: int = 1) -> None:
         """They are over."""

@@ -13,6 +13,7 @@ from typing import Any
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from nnsight_lab.engine.facts import facts
+from nnsight_lab.server import keeping, workers
 from nnsight_lab.server.command import Settings
 from nnsight_lab.server.describe import served
 from nnsight_lab.server.desk import Desk
@@ -62,6 +63,7 @@ class LabPlugin:
     def attach_router(self, app: Any) -> None:
         """Attach routes, and the form of refusals; the guard is a middleware of its own."""
         app.include_router(router)
+        app.include_router(workers.router)
         app.add_exception_handler(Refused, lambda _, refused: refusal(refused))
 
     async def init_state(self, engine_client: Any, state: Any, args: Any) -> None:
@@ -94,3 +96,4 @@ class LabPlugin:
         for handler in list(state._state.values()):
             if getattr(handler, "engine_client", None) is engine_client:
                 handler.engine_client = ours
+        state.nnsight_lab_keeping = keeping.begin(desk.ledger)

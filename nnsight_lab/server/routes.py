@@ -171,7 +171,9 @@ async def saves(
         metadata = {name: metadata[name]} if name in metadata else {}
     if rows is not None:
         tensors = {key: _rows(value, rows) for key, value in tensors.items()}
-    body = safetensors_bytes({key: value.contiguous() for key, value in tensors.items()}, metadata)
+    # Copies: of several saves in one slab, or of one value under two names, safetensors refuses the others.
+    whole = {key: value.clone(memory_format=torch.contiguous_format) for key, value in tensors.items()}
+    body = safetensors_bytes(whole, metadata)
     return Response(body, media_type="application/vnd.safetensors")
 
 

@@ -28,6 +28,7 @@ FREE = "lab_free"
 LOOK = "lab_look"
 PEEK = "lab_peek"
 STEPS = "lab_steps"
+SLABS = "lab_slabs"
 DESCRIBE = "lab_describe"
 COUNT = "nnsight_request_count"
 #: Memory that is free in a worker's heap goes back to the system.
@@ -39,6 +40,8 @@ OWNER_ENV = "NNSIGHT_LAB_OWNER"
 LOG_ENV = "NNSIGHT_LAB_LOG"
 #: Of which model it is, as it was asked for: said to people.
 MODEL_ENV = "NNSIGHT_LAB_MODEL"
+#: Set for the server of a kept engine: its record (see `nnsight_lab.engine.kept`).
+KEPT_ENV = "NNSIGHT_LAB_KEPT"
 
 #: Asks a worker to break off the block that runs, where its request is named in `stop_file`. Its default
 #: action ends a process, so it is sent to those only that take it.

@@ -14,7 +14,8 @@ from typing import Final
 #: One more whenever a field or a word changes its meaning or goes. A new kind of engine is no such change.
 PROTOCOL: Final = 1
 
-#: Below the server's base address: GET ROUTE/STATUS, GET ROUTE/LOG?ENGINE=id, POST ROUTE/ORPHANS/id/END.
+#: Below the server's base address: GET ROUTE/STATUS, GET ROUTE/LOG?ENGINE=id, POST ROUTE/ORPHANS/id/END,
+#: POST ROUTE/KEPT/id/END.
 ROUTE: Final = "nnsight-lab/api"
 STATUS: Final = "status"
 LOG: Final = "log"
@@ -25,6 +26,8 @@ END: Final = "end"
 #: Kinds of engines. A page shows one that it does not know, and offers nothing for it.
 KERNEL: Final = "kernel"
 ORPHAN: Final = "orphan"
+#: Of no kernel: it goes on when they end, and any of this user's may attach.
+KEPT: Final = "kept"
 
 
 @dataclass(frozen=True)
@@ -32,13 +35,11 @@ class MachineEngine:
     """An engine of this user on the server's machine, by its processes.
 
     Attributes:
-        engine: Its id.
-        kind: `KERNEL` where the kernel that started it lives, `ORPHAN` where it is gone.
-        name: "" where that is not known, as is `model`.
-        owner_pid: The kernel's process; 0 where that is not known.
-        kernel_id: The kernel's id, where it is one of this server's; else "".
-        age_s: Since its first process began.
-        log: The path of its log.
+        engine: Its id. kind: `KERNEL` where the kernel that started it lives, `ORPHAN` where it is gone,
+        `KEPT` where it needs none. name: "" where that is not known, as is `model`. owner_pid: The kernel's
+        process; 0 where that is not known. kernel_id: The kernel's id, where it is one of this server's; else
+        "". age_s: Since its first process began. log: The path of its log. attach: The line that attaches a
+        kernel to it; "" where none can, yet or at all.
     """
 
     engine: str
@@ -52,6 +53,7 @@ class MachineEngine:
     gpu_bytes: int
     age_s: float
     log: str
+    attach: str
 
 
 @dataclass(frozen=True)

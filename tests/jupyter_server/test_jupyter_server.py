@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import http.cookiejar
 import json
 import os
@@ -23,6 +24,7 @@ import psutil
 import pytest
 
 import nnsight_lab
+from nnsight_lab.engine import kept
 from nnsight_lab.engine.processes import this_owner
 from nnsight_lab.wire import machine as wire
 from nnsight_lab.wire.keys import ENGINE_ENV, LOG_ENV, MODEL_ENV, OWNER_ENV
@@ -43,6 +45,8 @@ class Jupyter:
     url: str
     token: str
     pid: int
+    #: Where its user's kept engines are recorded.
+    run: Path
     #: Kept from answer to answer where they are asked for, as a browser does.
     cookies: http.cookiejar.CookieJar = field(default_factory=http.cookiejar.CookieJar)
 
@@ -79,6 +83,10 @@ class Jupyter:
         name = urllib.parse.quote(engine, safe="")
         return self.ask(f"{wire.ROUTE}/{wire.ORPHANS}/{name}/{wire.END}", "POST", **how)
 
+    def end_kept(self, engine: str, **how: Any) -> tuple[int, Any]:
+        name = urllib.parse.quote(engine, safe="")
+        return self.ask(f"{wire.ROUTE}/{wire.KEPT}/{name}/{wire.END}", "POST", **how)
+
     def log(self, engine: str) -> tuple[int, Any]:
         return self.ask(f"{wire.ROUTE}/{wire.LOG}?{urllib.parse.urlencode({wire.ENGINE: engine})}")
 
@@ -109,11 +117,13 @@ def jupyter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Jupyter]:
         "JUPYTER_CONFIG_DIR": str(folder / "config"),
         "JUPYTER_RUNTIME_DIR": str(folder / "runtime"),
         "IPYTHONDIR": str(folder / "ipython"),
+        kept.FOLDER_ENV: str(folder / "run"),
     }
+    (folder / "run").mkdir(mode=0o700)
     with (folder / "server.log").open("w") as log:
         process = subprocess.Popen(command, env=variables, stdout=log, stderr=log)
         try:
-            server = Jupyter(f"http://127.0.0.1:{port}/a/b/", token, process.pid)
+            server = Jupyter(f"http://127.0.0.1:{port}/a/b/", token, process.pid, folder / "run")
             until(lambda: _up(server), 60, "the server's first answer")
             yield server
         finally:
@@ -228,6 +238,36 @@ def test_an_engine_of_another_user_is_neither_told_nor_ended(jupyter: Jupyter, m
     assert jupyter.end("mine") == (200, {"ok": True, "text": "1 process ended."})
     until(lambda: mine.poll() is not None, 5, "the orphan's end")
     assert (theirs.poll(), namesake.poll()) == (None, None)
+
+
+def test_a_kept_engine_is_told_without_a_kernel_and_ended_as_one_only(
+    jupyter: Jupyter, marked: Marked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(kept.FOLDER_ENV, str(jupyter.run))
+    server, core = marked("0123456789ab", owner=""), marked("0123456789ab")
+    record = kept.Kept(
+        "mine", "0123456789ab", "demo", server.pid, 0.0, str(jupyter.run / "0123456789ab.sock"), "", 0.0
+    )
+    kept.write(kept.process_of(record))
+    until(lambda: seen(jupyter, record.engine)["kind"] == wire.KEPT, 10, "it is kept")
+    told = seen(jupyter, record.engine)
+    assert (told["name"], told["attach"]) == ("mine", "")  # it is not ready yet
+    kept.write(dataclasses.replace(kept.process_of(record), ready=True))
+    until(lambda: seen(jupyter, record.engine)["attach"] == "%engine attach mine", 10, "it is ready")
+    assert jupyter.end(record.engine)[0] == 404
+    for token in (None, "wrong"):
+        assert jupyter.end_kept(record.engine, token=token)[0] == 403
+    for name in ("mine", str(server.pid), "", "..", "*", "a" * 5000):
+        assert jupyter.end_kept(name)[0] in (400, 404)
+    stranger = marked("stranger")  # an orphan, and no kept engine
+    assert jupyter.end_kept("stranger")[0] == 404
+    assert [process.poll() for process in (server, core, stranger)] == [None, None, None]
+    status, answer = jupyter.end_kept(record.engine)
+    assert (status, answer) == (200, {"ok": True, "text": "2 processes ended."})
+    until(lambda: server.poll() is not None and core.poll() is not None, 5, "its end")
+    assert stranger.poll() is None
+    assert record.engine not in jupyter.engines()
+    assert list(jupyter.run.glob("*.json")) == []
 
 
 def test_an_engine_of_which_one_process_has_a_living_kernel_is_not_ended(

@@ -273,6 +273,7 @@ class Model:
 class Engine:
     def __init__(self, model: str, name: str, mode: str, options: dict[str, Any]) -> None:
         self.name, self.mode, self.options = name, mode, options
+        self.id = f"{name}-{model}"
         self.model = Model(model)
         self.already_running = False
         self.edits = Edits()
@@ -298,6 +299,9 @@ class Engine:
     def status(self) -> EngineStatus:
         return EngineStatus(self.name, "ready", self.model.repo, self.mode, "cpu", "float32", up_s=720.0)
 
+    def attach_line(self) -> str:
+        return f"%engine attach {self.name}"
+
     def trace(self, *prompts: Any, edits: Any = None, watch: Any = None, **sampling: Any) -> Tracer:
         flat = list(prompts[0]) if len(prompts) == 1 and isinstance(prompts[0], list) else list(prompts)
         if edits is not None:
@@ -316,6 +320,8 @@ class Lab:
         self.started: list[tuple[str, dict[str, Any]]] = []
         self.current = ""
         self.fails = ""
+        self.keeps: list[Any] = []
+        self.attached: Any = None
 
     def start(
         self,
@@ -355,6 +361,16 @@ class Lab:
         del self.known[engine.name]
         return StopReport(engine.name, (1, 2), (), 2**30, 0.5)
 
+    def attach(self, url: str | None = None, *, name: str | None = None, token: str | None = None) -> Engine:
+        self.attached = (url, name, token)
+        return self.start("kept", name=name or "main", mode="async")
+
+    def detach(self, name: str | None = None) -> None:
+        del self.known[self.get_engine(name).name]
+
+    def kept(self) -> list[Any]:
+        return self.keeps
+
     def restart(
         self, name: str | None = None, progress: Callable[[StartProgress], object] | None = None
     ) -> Engine:
@@ -370,7 +386,7 @@ class Lab:
         return self.get_engine(engine).edit(name, **options)
 
 
-DOORS = ("start", "get_engine", "engines", "stop", "restart", "trace", "edit")
+DOORS = ("start", "attach", "detach", "kept", "get_engine", "engines", "stop", "restart", "trace", "edit")
 
 
 def install(fake: Lab | None = None) -> Lab:

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from nnsight_lab.engine import kept
 from nnsight_lab.errors import CellUsageError, EngineNotStarted, EngineStartFailed, UnknownEdit
 from nnsight_lab.magics.arguments import evaluate, expression, split_words, text_expression
 from tests.magics import fakes
@@ -119,11 +120,38 @@ def test_a_start_that_fails_is_one_plain_line_below_the_progress(
 
 def test_a_bare_engine_line_shows_the_status_or_how_to_start(run: Any, lab: fakes.Lab) -> None:
     assert run("%engine").lines == [
-        "No engine is running. Start one: %engine start MODEL option=value … [--restart]"
+        "No engine is running. Start one: %engine start MODEL option=value … [--restart] [--keep]"
     ]
     run("%engine start demo")
     assert run("%engine").out == run("%engine status").out == run("%engine status main").out
     assert "main: ready" in run("%engine").out
+
+
+def test_a_kept_engine_is_started_let_go_of_and_listed_among_those_of_no_kernel(
+    run: Any, shell: Any, lab: fakes.Lab
+) -> None:
+    for line in ("%engine start demo --keep idle_minutes=5", "%engine start demo keep=True idle_minutes=5"):
+        run(line)
+        assert lab.started[-1][1] == {
+            "name": "main", "mode": "auto", "restart": False, "keep": True, "idle_minutes": 5
+        }  # fmt: skip
+    run("%engine start demo keep=False")
+    assert "keep" not in lab.started[-1][1]
+    assert run("%engine detach").lines == [
+        "engine main: let go, and goes on. %engine attach main takes it again."
+    ]
+    assert lab.engines() == {}
+    lab.keeps = [kept.Kept("mine", "a", "llama", 5, 0.0, "/s", "", 0.0, ready=True)]
+    lab.keeps.append(kept.Kept("other", "b", "gemma", 6, 0.0, "/s", "", 0.0))
+    for line in ("%engine", "%engine list"):
+        listed = run(line).lines
+        assert listed[-2].split() == ["mine", "llama", "kept", "%engine", "attach", "mine"]
+        assert "starting" in listed[-1]
+    run("%engine attach")
+    assert lab.attached == (None, None, None)
+    assert shell.user_ns["engine"] is lab.get_engine()
+    run("%engine attach mine name=here")
+    assert lab.attached == ("mine", "here", None)
 
 
 def test_stop_restart_list_and_log(run: Any, shell: Any, lab: fakes.Lab) -> None:
@@ -145,7 +173,11 @@ def test_stop_restart_list_and_log(run: Any, shell: Any, lab: fakes.Lab) -> None
     ("line", "said"),
     [
         ("%engine strat demo", "Did you mean 'start'? Write: %engine start MODEL"),
-        ("%engine frobnicate", "Write: %engine start|attach|status|stop|restart|sleep|wake|list|log"),
+        ("%engine frobnicate", "Write: %engine start|attach|detach|status|stop|restart|sleep|wake|list|log"),
+        ("%engine start demo keep=yes", "keep= is True or False."),
+        ("%engine start demo idle_minutes=5", "idle_minutes= is of an engine that is kept: add --keep."),
+        ("%engine attach a b", "Write: %engine attach [URL or NAME] [name=NAME]"),
+        ("%engine detach a b", "Write: %engine detach [NAME]"),
         ("%engine start", "takes one model. Write: %engine start MODEL"),
         ("%engine start a b", "takes one model; got a, b"),
         ("%engine start demo --restrat", "Did you mean '--restart'?"),

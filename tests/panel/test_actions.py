@@ -126,7 +126,7 @@ def test_a_misspelt_option_is_answered_with_the_nearest_before_vllm_is_imported(
 def test_the_names_read_from_vllms_source_are_those_it_has() -> None:
     from vllm.engine.arg_utils import EngineArgs
 
-    from nnsight_lab.panel import option_names
+    from nnsight_lab.engine import option_names
 
     assert option_names._from_source() == {field.name for field in dataclasses.fields(EngineArgs)}
 

@@ -50,7 +50,7 @@ def test_cells_run_against_it_and_the_panel_knows_it(kernel, server):
 
 
 def test_what_is_wrong_is_one_line(kernel):
-    assert "takes one address, of a server" in str(kernel.run("%engine attach").error)
+    assert "You keep no engine here" in str(kernel.run("%engine attach").error)
     error = str(kernel.run("%engine attach http://127.0.0.1:9 name=other").error)
     assert "does not answer" in error
     assert "Traceback" not in error

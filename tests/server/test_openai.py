@@ -64,6 +64,27 @@ def test_a_request_runs_its_owners_edits_or_those_it_names(attach, client, serve
     assert client.completions.create(**ASKED).choices[0].text == PARIS
 
 
+def test_values_that_share_memory_and_one_value_under_two_names_are_fetched_whole(attach, client, server):
+    engine = attach()
+    model = engine.model
+    with engine.edit("many"):
+        found = [layer.output[0] for layer in model.model.layers]
+        twice = found[0]
+        halves = [twice[:4], twice[4:], twice.t()]
+        streams, again, parts = found.save(), twice.save(), halves.save()  # noqa: F841
+    done = client.completions.create(**ASKED, extra_body=chosen("many"))
+    status, tensors = saved(server, done.id)
+    assert status == 200
+    assert len(tensors) == 30 + 1 + 3
+    first = tensors["many/again"]
+    assert torch.equal(first, tensors["many/streams/0"])
+    assert torch.equal(first, torch.cat([tensors["many/parts/0"], tensors["many/parts/1"]]))
+    assert torch.equal(first.t(), tensors["many/parts/2"])
+    with engine.trace(TOWER, max_tokens=1, edits=[]):
+        last = model.model.layers[29].output[0].save()
+    assert torch.equal(last, tensors["many/streams/29"])
+
+
 def test_chat_streams_and_several_answers_run_edits_and_leave_nothing(attach, client, server):
     engine = attach()
     mute(engine)

@@ -81,9 +81,10 @@ export class Machine implements IDisposable {
     }
   }
 
-  /** End what is left of an engine; never rejects. */
-  async end(engine: string): Promise<MachineAnswer> {
-    const answer = await this.#request(`${wire.ORPHANS}/${encodeURIComponent(engine)}/${wire.END}`, 'POST', END_MS);
+  /** End what is left of an engine, or one that is kept; never rejects. */
+  async end(engine: string, kind: string): Promise<MachineAnswer> {
+    const route = kind === wire.KEPT ? wire.KEPT : wire.ORPHANS;
+    const answer = await this.#request(`${route}/${encodeURIComponent(engine)}/${wire.END}`, 'POST', END_MS);
     await this.#ask();
     return said(answer);
   }

@@ -11,6 +11,7 @@ export const END = 'end';
 
 export const KERNEL = 'kernel';
 export const ORPHAN = 'orphan';
+export const KEPT = 'kept';
 
 export interface MachineEngine {
   engine: string;
@@ -24,6 +25,7 @@ export interface MachineEngine {
   gpu_bytes: number;
   age_s: number;
   log: string;
+  attach: string;
 }
 
 export interface MachineGpuProcess {

@@ -3,6 +3,7 @@
  *
  * An engine that a kernel shows is not shown here again: its log's path is the same, and no other engine has it.
  */
+import { Clipboard } from '@jupyterlab/apputils';
 import type { Session } from '@jupyterlab/services';
 
 import { element, say } from '../../widgets/dom';
@@ -31,6 +32,8 @@ export class MachineView {
   readonly #words = element('p', { class: 'nnlab-faint nnlab-machine-words' });
   readonly #held: HTMLElement;
   readonly #heldList: Keyed<Shown>;
+  readonly #kept: HTMLElement;
+  readonly #keptList: Keyed<Shown>;
   readonly #orphans: HTMLElement;
   readonly #orphanList: Keyed<Shown>;
   readonly #gpus: HTMLElement;
@@ -46,9 +49,10 @@ export class MachineView {
     const list = () => element('ul', { class: 'nnlab-list' });
     const section = (label: string, name: string, ...children: Node[]) =>
       element('section', { class: name, 'aria-label': label }, element('h4', {}, label), ...children);
-    const [held, orphans, gpus] = [list(), list(), list()];
+    const [held, kept, orphans, gpus] = [list(), list(), list(), list()];
     const make = (shown: Shown) => this.#engine(shown);
     this.#heldList = new Keyed(held, shown => shown.engine.engine, make);
+    this.#keptList = new Keyed(kept, shown => shown.engine.engine, make);
     this.#orphanList = new Keyed(orphans, shown => shown.engine.engine, make);
     this.#gpuList = new Keyed(
       gpus,
@@ -56,6 +60,12 @@ export class MachineView {
       () => this.#gpu()
     );
     this.#held = section(trans.__('Other engines'), 'nnlab-held', held);
+    this.#kept = section(
+      trans.__('Kept engines'),
+      'nnlab-kept',
+      element('p', { class: 'nnlab-faint' }, trans.__('They need no kernel; run the attach line in a notebook to use one.')),
+      kept
+    );
     this.#orphans = section(
       trans.__('Engines without a kernel'),
       'nnlab-orphans',
@@ -63,7 +73,7 @@ export class MachineView {
       orphans
     );
     this.#gpus = section(trans.__('GPUs'), 'nnlab-gpus', this.#gpuTrouble, gpus);
-    this.element = element('div', { class: 'nnlab-machine' }, this.#held, this.#orphans, this.#gpus, this.#words);
+    this.element = element('div', { class: 'nnlab-machine' }, this.#kept, this.#held, this.#orphans, this.#gpus, this.#words);
   }
 
   update(): void {
@@ -77,13 +87,16 @@ export class MachineView {
         // What the server sees, it knows better; a kernel may be on another machine than the server.
         if (!known.has(orphan.engine)) {
           known.add(orphan.engine);
-          const unknown = { kind: machineWire.ORPHAN, name: '', model: '', owner_pid: 0, kernel_id: '', age_s: 0 };
+          const unknown = { kind: machineWire.ORPHAN, name: '', model: '', owner_pid: 0, kernel_id: '', age_s: 0, attach: '' };
           shown.push({ engine: { ...unknown, ...orphan }, byServer: false });
         }
       }
     }
     const orphans = shown.filter(({ engine }) => engine.kind === machineWire.ORPHAN);
-    const held = shown.filter(({ engine }) => engine.kind !== machineWire.ORPHAN);
+    const kept = shown.filter(({ engine }) => engine.kind === machineWire.KEPT);
+    const held = shown.filter(({ engine }) => engine.kind !== machineWire.ORPHAN && engine.kind !== machineWire.KEPT);
+    this.#kept.hidden = kept.length === 0;
+    this.#keptList.show(kept);
     this.#held.hidden = held.length === 0;
     this.#heldList.show(held);
     this.#orphans.hidden = orphans.length === 0;
@@ -155,23 +168,27 @@ export class MachineView {
     const text = element('div', { class: 'nnlab-faint' });
     const end = button(trans.__('End'), () => void this.#end(shown), trans.__('End the processes of engine %1', id));
     const log = button(trans.__('Log'), () => void this.context.app.commands.execute('nnsight-lab:machine-log', { engine: id }), trans.__('Show the log of engine %1', id));
-    const buttons = element('div', { class: 'nnlab-actions' }, end, log);
+    const attach = button(trans.__('Copy attach line'), () => this.#copy(shown), trans.__('Copy the line that attaches a notebook to engine %1', first.engine.name || id));
+    const buttons = element('div', { class: 'nnlab-actions' }, attach, end, log);
     return {
       element: element('li', { class: 'nnlab-orphan', 'data-engine': id }, element('div', {}, name, owner, text), buttons),
       update: latest => {
         shown = latest;
         const { engine, byServer } = latest;
         const orphan = engine.kind === machineWire.ORPHAN;
+        const kept = engine.kind === machineWire.KEPT;
         say(name, [engine.name || trans.__('Engine %1', id), engine.model].filter(Boolean).join(' · '));
-        say(owner, orphan ? '' : this.#ownerOf(engine));
+        say(owner, kept ? engine.attach || trans.__('It is starting.') : orphan ? '' : this.#ownerOf(engine));
         owner.hidden = !owner.textContent;
         const gpu = engine.gpu_bytes ? trans.__(', %1 on the GPU', bytes(engine.gpu_bytes, trans)) : '';
         const up = engine.age_s ? trans.__(', for %1', duration(engine.age_s + (this.machine?.age ?? 0), trans)) : '';
         say(text, trans.__('Processes %1: %2', engine.pids.join(', '), bytes(engine.memory_bytes, trans) + gpu + up));
-        end.hidden = !orphan;
+        end.hidden = !(orphan || kept);
+        attach.hidden = !engine.attach;
         log.hidden = !byServer || !engine.log;
         end.setAttribute('aria-disabled', this.#ending.has(id) ? 'true' : 'false');
-        say(end, this.#ending.has(id) ? trans.__('Ending …') : trans.__('End'));
+        say(end, this.#ending.has(id) ? trans.__('Ending …') : kept ? trans.__('Stop') : trans.__('End'));
+        end.setAttribute('aria-label', kept ? trans.__('Stop engine %1, for every notebook', engine.name) : trans.__('End the processes of engine %1', id));
       }
     };
   }
@@ -193,12 +210,18 @@ export class MachineView {
     return trans.__('Started by process %1, which is no kernel of this Jupyter server.', engine.owner_pid);
   }
 
+  #copy({ engine }: Shown): void {
+    // Not the browser's own, which there is on secure pages only.
+    Clipboard.copyToSystem(engine.attach);
+    this.context.announce(this.context.trans.__('Copied: %1', engine.attach));
+  }
+
   async #end({ engine, byServer }: Shown): Promise<void> {
     const { trans, watch } = this.context;
     this.#ending.add(engine.engine);
     this.update();
     if (byServer && this.machine) {
-      const answer = await this.machine.end(engine.engine);
+      const answer = await this.machine.end(engine.engine, engine.kind);
       this.context.announce(answer.text || (answer.ok ? '' : trans.__('The Jupyter server did not answer.')));
     } else {
       const asked = watch.all.find(({ link }) => link.status?.orphans.some(other => other.engine === engine.engine));

@@ -14,6 +14,7 @@ export class StartForm {
   readonly #model: HTMLInputElement;
   readonly #options: HTMLInputElement;
   readonly #models: HTMLDataListElement;
+  readonly #keep: HTMLInputElement;
   readonly #error: HTMLElement;
   readonly #submit: HTMLButtonElement;
   #timer = 0;
@@ -43,6 +44,7 @@ export class StartForm {
       spellcheck: 'false',
       'aria-describedby': `${id}-error`
     });
+    this.#keep = element('input', { id: `${id}-keep`, type: 'checkbox' });
     this.#error = element('p', { id: `${id}-error`, class: 'nnlab-error', role: 'status', 'aria-live': 'polite' });
     this.#submit = button(trans.__('Start'), () => undefined);
     this.#submit.type = 'submit';
@@ -55,12 +57,14 @@ export class StartForm {
       this.#models,
       element('label', { for: this.#options.id }, trans.__('Options (of vLLM; name= for a second engine)')),
       this.#options,
+      element('label', { class: 'nnlab-tick', for: this.#keep.id }, this.#keep, trans.__('Keep it running when the kernel ends')),
       this.#error,
       this.#submit
     );
     for (const input of [this.#model, this.#options]) {
       input.addEventListener('input', () => this.#typed());
     }
+    this.#keep.addEventListener('change', () => this.#typed());
     this.element.addEventListener('submit', event => {
       event.preventDefault();
       void this.#start();
@@ -94,7 +98,8 @@ export class StartForm {
   }
 
   get #content(): Record<string, string> {
-    return { model: this.#model.value, options: this.context.defaults.completed(this.#options.value) };
+    const options = this.context.defaults.completed(this.#options.value);
+    return { model: this.#model.value, options: this.#keep.checked ? `--keep ${options}` : options };
   }
 
   #typed(): void {

@@ -16,6 +16,10 @@ from pathlib import Path
 
 _MODULE = "vllm.engine.arg_utils"
 _CLASS = "EngineArgs"
+#: What vLLM's server takes besides, such as ``lora_modules``; where it listens and who is let in are
+#: elsewhere.
+_SERVED = "BaseFrontendArgs"
+_SERVED_IN = ("entrypoints/launchers/cli_args.py", "entrypoints/openai/cli_args.py")
 
 
 def option_names() -> frozenset[str]:
@@ -27,18 +31,29 @@ def option_names() -> frozenset[str]:
     return _from_source()
 
 
-@functools.cache
+def served_option_names() -> frozenset[str]:
+    """Those and what a server takes besides; empty where that cannot be told."""
+    names = option_names()
+    return names | frozenset().union(*(_fields(path, _SERVED) for path in _SERVED_IN)) if names else names
+
+
 def _from_source() -> frozenset[str]:
+    return _fields("engine/arg_utils.py", _CLASS)
+
+
+@functools.cache
+def _fields(path: str, kind: str) -> frozenset[str]:
+    """The annotated fields of a class of vLLM's."""
     try:
         spec = importlib.util.find_spec("vllm")
         places = list(spec.submodule_search_locations or ()) if spec is not None else []
-        tree = ast.parse(Path(places[0], "engine", "arg_utils.py").read_text(encoding="utf-8"))
+        tree = ast.parse(Path(places[0], path).read_text(encoding="utf-8"))
     except (OSError, ValueError, SyntaxError, IndexError, ImportError):
         return frozenset()
     return frozenset(
         statement.target.id
         for node in tree.body
-        if isinstance(node, ast.ClassDef) and node.name == _CLASS
+        if isinstance(node, ast.ClassDef) and node.name == kind
         for statement in node.body
         if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)
     )
