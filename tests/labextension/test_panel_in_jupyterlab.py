@@ -30,6 +30,7 @@ from nnsight_lab.bench.jupyterlab import (
     serve,
     wait_until,
 )
+from nnsight_lab.engine import kept
 from nnsight_lab.engine.processes import EngineProcess, engine_processes
 from nnsight_lab.panel.surroundings import Surroundings
 from nnsight_lab.wire.keys import ENGINE_ENV, LOG_ENV, OWNER_ENV
@@ -354,9 +355,16 @@ def test_an_engine_is_started_from_the_panel_by_the_keyboard(
     page.keyboard.insert_text("max_model_len=")
     page.keyboard.press("Enter")
     wait_until(lambda: form.locator(".nnlab-error").inner_text(), 60, "a word about what was typed")
-    assert form.locator("input").last.get_attribute("aria-invalid") == "true"
+    options = form.locator("input.nnlab-input").last
+    assert options.get_attribute("aria-invalid") == "true"
     look_at(page, folder, "form", looks=EVERY)
-    form.locator("input").last.focus()
+    keep = form.get_by_label("Keep it running when the kernel ends")
+    page.keyboard.press("Tab")
+    assert keep.evaluate("input => input === document.activeElement")
+    page.keyboard.press("Space")
+    assert keep.is_checked()
+    page.keyboard.press("Space")
+    options.focus()
     page.keyboard.press("End")
     page.keyboard.insert_text("1024")
     wait_until(lambda: not form.locator(".nnlab-error").inner_text(), 15, "the form's consent")
@@ -681,6 +689,31 @@ def test_an_engine_without_a_kernel_is_shown_and_ended(
         finally:
             process.kill()
     wait_until(lambda: "Engines without a kernel" not in panel.text, 20, "an end of the list")
+
+
+def test_a_kept_engine_is_shown_with_its_attach_line_and_stopped(
+    notebook: Notebook, panel: Panel, folder: Path
+) -> None:
+    marks = {ENGINE_ENV: "0123456789ab", LOG_ENV: str(folder / "kept.log")}
+    program = [sys.executable, "-c", "import time; time.sleep(600)"]
+    with subprocess.Popen(program, env={**os.environ, **marks}) as process:
+        try:
+            where = kept.socket_of("0123456789ab")
+            record = kept.Kept("mine", "0123456789ab", "demo", process.pid, 0.0, str(where), "", 0.0, ready=True)
+            kept.write(kept.process_of(record))
+            panel.says("Kept engines", 20)
+            panel.says("mine · demo")
+            panel.says("%engine attach mine")
+            panel.root.locator(".nnlab-kept").scroll_into_view_if_needed()
+            look_at(panel.page, folder, "kept", looks=EVERY)
+            panel.press("Copy the line that attaches a notebook to engine mine")
+            panel.says("Copied: %engine attach mine")
+            panel.press("Stop engine mine, for every notebook")
+            wait_until(lambda: process.poll() is not None, 20, "the end of the process")
+        finally:
+            process.kill()
+    wait_until(lambda: "Kept engines" not in panel.text, 20, "an end of the list")
+    assert kept.all_kept() == []
 
 
 def test_a_cell_becomes_a_trace_an_edit_and_plain_again_from_the_toolbar(

@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
+import nnsight_lab
 from nnsight_lab.engine.processes import this_owner
 from nnsight_lab.panel.actions import Actions
 from nnsight_lab.panel.snapshot import Snapshots
@@ -76,6 +77,9 @@ def test_options_are_read_as_on_a_start_line_with_the_notebooks_own_names(action
 
     assert check("demo", "max_model_len=$wide name=second")["ok"]
     assert check("a model with spaces/x", "")["ok"]
+    assert check("demo", "--keep mode=async save_budget=1GB idle_minutes=5 enable_lora=True lora_modules=[]")[
+        "ok"
+    ]
     for options, words in (
         ("max_model_len=", "has no value yet"),
         ("max_model_len=$narrow", "narrow"),
@@ -87,6 +91,30 @@ def test_options_are_read_as_on_a_start_line_with_the_notebooks_own_names(action
         answer = check("demo", options)
         assert not answer["ok"], options
         assert words in answer["text"]
+
+
+def test_an_engine_that_others_may_use_is_let_go_of_and_not_stopped(
+    actions: Actions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[tuple[str, str]] = []
+    for name in ("stop", "detach"):
+        monkeypatch.setattr(nnsight_lab, name, lambda engine, name=name: done.append((name, engine)))
+
+    class Fake:
+        def __init__(self, name: str, line: str) -> None:
+            self.name, self.line = name, line
+
+        def state(self) -> tuple[str, str]:
+            return "ready", ""
+
+        def attach_line(self) -> str:
+            return self.line
+
+    for fake in (Fake("mine", ""), Fake("kept", "%engine attach kept")):
+        monkeypatch.setattr(nnsight_lab, "get_engine", lambda _=None, fake=fake: fake)
+        assert actions.take({wire.ACTION: wire.STOP, "engine": fake.name})["ok"]
+        until(lambda: all(a.state != wire.RUNNING for a in actions.latest()), 20, "its end")
+    assert done == [("stop", "mine"), ("detach", "kept")]
 
 
 def test_without_an_engine_every_action_is_one_plain_line(actions: Actions) -> None:
