@@ -58,6 +58,7 @@ def soak(
     *,
     requests: int,
     every: int,
+    at_once: int = _AT_ONCE,
     say: Callable[[str], None] = lambda text: None,
 ) -> list[Look]:
     """Send them, and look from time to time.
@@ -68,9 +69,10 @@ def soak(
         server: The server's process.
         requests: How many.
         every: How many between two looks.
+        at_once: How many are under way together.
         say: Told of each look.
     """
-    with client() as asking, ThreadPoolExecutor(_AT_ONCE) as threads:
+    with client() as asking, ThreadPoolExecutor(at_once) as threads:
         looks = []
         for done in range(0, requests, every):
             looks.append(_look(asking, server, done))

@@ -86,6 +86,10 @@ def _run(model: torch.nn.Module) -> dict[int, Passed]:
     record: dict[int, Passed] = {}
     if not any(value.is_meta for value in model.parameters()):
         return record  # a real model is nothing to play with
+    if not hasattr(model, "compute_logits"):
+        return (
+            record  # a served one's names and shapes: there is nothing in it to run, nor vLLM in this process
+        )
     try:
         dtype = next(value.dtype for value in model.parameters() if value.is_floating_point())
         copy = _copy(model, record, dtype, {})

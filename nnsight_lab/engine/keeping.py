@@ -175,9 +175,14 @@ def check(model: str, options: Mapping[str, Any]) -> str:
     names = served_option_names()
     if names:
         refuse_unknown(options, {*names, *OWN_OPTIONS})
-    path = Path(model).expanduser()
     if model != models.DEMO:
         models.resolve(model, dummy=options.get("load_format") == "dummy")
+    return where(model)
+
+
+def where(model: str) -> str:
+    """A model as any process of this user finds it: a path that begins at the root."""
+    path = Path(model).expanduser()
     return str(path.absolute()) if model != models.DEMO and path.exists() else model
 
 
@@ -186,6 +191,8 @@ def wait(
     progress: Callable[[StartProgress], None],
     given_up: threading.Event,
     began: float,
+    *,
+    mine: bool = True,
 ) -> None:
     """Wait until it answers.
 
@@ -194,10 +201,11 @@ def wait(
         progress: Told of the phases.
         given_up: Set by who no longer wants it.
         began: When the start began, by ``time.monotonic()``.
+        mine: Whether it is this process's start, and ends when that is given up.
 
     Raises:
         EngineStartFailed: With the root cause; nothing is left of it.
-        Interrupted: By the stop button; nothing is left of it.
+        Interrupted: By the stop button; nothing is left of it where it was this process's start.
     """
     log = EngineLog(Path(record.log))
     phase, phase_began, done = _FIRST_PHASE, began, []
@@ -214,6 +222,11 @@ def wait(
             if given_up.wait(_TICK_S):
                 raise KeyboardInterrupt
     except KeyboardInterrupt:
+        if not mine:
+            raise Interrupted(
+                f"the start that another kernel began goes on: {record.attach_line} takes it when it is up, "
+                f"%engine stop {record.name} ends it."
+            ) from None
         processes.end_found(processes.engine_processes(record.engine), grace_s=2.0)
         kept.end(record, grace_s=1.0)
         raise Interrupted(

@@ -106,10 +106,12 @@ class KeptEngine(RemoteEngine):
                 progress(state)
 
         self._state = "starting"
+        launched = self.id if self._kept is None else ""  # a record that is found has another mark
         try:
             record = self._found_or_launched(told)
             if not (record.ready and keeping.answers(record)):
-                keeping.wait(record, told, self._driver.given_up, began)
+                mine = record.engine == launched
+                keeping.wait(record, told, self._driver.given_up, began, mine=mine)
             else:
                 self.already_running = True
         except BaseException:

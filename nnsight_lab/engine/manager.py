@@ -15,6 +15,7 @@ from typing import Any
 from nnsight_lab.engine import kept
 from nnsight_lab.engine.config import EngineConfig
 from nnsight_lab.engine.ending import report
+from nnsight_lab.engine.keeping import where
 from nnsight_lab.engine.kept_engine import KeptEngine
 from nnsight_lab.engine.local import Engine, LocalEngine
 from nnsight_lab.engine.recent import note_model
@@ -59,11 +60,12 @@ class EngineManager:
         config = EngineConfig.of(model, mode, options)
         if keep:
             check_kept(name, idle_minutes)
+            config = EngineConfig.of(where(model), mode, options)
         with self._lock:
             known = self._engines.get(name)
             if known is not None and known.alive and not restart:
                 if mode == "auto":
-                    config = EngineConfig.of(model, known.mode, options)
+                    config = EngineConfig.of(config.model, known.mode, options)
                 different = known.config.differences(config)
                 if keep != isinstance(known, KeptEngine):
                     different.append("keep: False -> True" if keep else "keep: True -> False")

@@ -8,6 +8,7 @@ import signal
 import stat
 import subprocess
 import sys
+import threading
 import time
 from importlib import metadata
 from pathlib import Path
@@ -16,7 +17,7 @@ import httpx
 import pytest
 
 import nnsight_lab as lab
-from nnsight_lab.engine import kept, processes
+from nnsight_lab.engine import keeping, kept, processes
 from nnsight_lab.engine.kept import Kept
 from nnsight_lab.engine.manager import check_kept
 from nnsight_lab.errors import CellUsageError, EngineDied, EngineMismatch, EngineNotStarted, Interrupted
@@ -288,6 +289,19 @@ def stands_in(folder):
         process.wait()
         process.stdin.close()
     assert kept.all_kept() == []
+
+
+def test_an_interrupt_ends_ones_own_start_only(stands_in):
+    def pressed(_):
+        raise KeyboardInterrupt
+
+    process, record = stands_in("another")  # nothing answers there yet
+    with pytest.raises(Interrupted, match=r"goes on: %engine attach another takes it when it is up"):
+        keeping.wait(record, pressed, threading.Event(), 0.0, mine=False)
+    assert process.poll() is None
+    with pytest.raises(Interrupted, match="nothing is left running"):
+        keeping.wait(record, pressed, threading.Event(), 0.0)
+    assert process.wait(10) is not None
 
 
 def test_of_several_the_user_says_which(stands_in):

@@ -47,6 +47,20 @@ LIGHT = """
 from nnsight_lab.engine import processes
 from safetensors.torch import save_file
 save_file({name: value.contiguous() for name, value in found.items()}, OUT)
+from IPython.core.interactiveshell import InteractiveShell
+shell = InteractiveShell.instance()
+shell.run_line_magic("load_ext", "nnsight_lab")
+for cell in (
+    f"%engine attach {URL} name=cells",
+    f"%%trace {TOWER!r}, max_tokens=1\nfirst = model.model.layers[0].output[0].save()",
+    "%%edit probe\nnorm = model.model.layers[3].output[0].norm().save()",
+    "assert engine.generate('One', max_tokens=1)[0].saves['norm'].dim() == 0",
+    "assert model.model.layers[0].mlp.gate_up_proj is not None",
+    "%edits clear --all",
+    "%engine detach cells",
+):
+    shell.run_cell(cell).raise_error()
+assert (shell.user_ns["first"] - layers[0]).shape == (9, 576)
 weights = [p for p in model._module.parameters() if p.device.type != "meta"]
 mine = [p for p in processes.engine_processes() if p.owner == processes.this_owner()]
 label = engine.saves.labels(name="hidden")[0]
