@@ -27,6 +27,8 @@ from nnsight_lab.engine.status import EngineStatus, StartProgress, StopReport
 from nnsight_lab.errors import EngineDied, EngineMismatch, ServerError
 
 _KILLED = "a process was ended from outside (killed; the system's out-of-memory killer does that too)"
+#: How long after its silence a server's death may take to show.
+_DEATH_SHOWS_S = 1.5
 _ENDED = "its server was ended, by another kernel, from outside, or since nobody used it"
 
 
@@ -189,7 +191,9 @@ class KeptEngine(RemoteEngine):
     def _lost(self) -> EngineDied:
         if not self._cause:
             said = self.log.root_cause()
-            self._cause = said if said and not consequence(said) else _KILLED if said else _ENDED
+            if not said or consequence(said):
+                said = _KILLED if said or self._lives() else _ENDED
+            self._cause = said
         return EngineDied(
             f"Engine {self.name!r} died: {self._cause}. `%engine restart` starts it again with this kernel's "
             f"edits (log: {self.log.path}).",
@@ -198,12 +202,21 @@ class KeptEngine(RemoteEngine):
 
     def _mapped(self, error: Exception) -> BaseException:
         found = super()._mapped(error)
-        # The server knows only that its engine is gone; its log knows why. One that answers nothing is gone
-        # itself: there is no network between.
-        silent = isinstance(found, ServerError) and found.status == 0
-        if isinstance(found, EngineDied) or silent:
+        # The server knows only that its engine is gone; its log knows why.
+        if isinstance(found, EngineDied):
+            return self._lost()
+        if isinstance(found, ServerError) and found.status == 0 and self._ends_within(_DEATH_SHOWS_S):
             return self._lost()
         return found
+
+    def _ends_within(self, limit_s: float) -> bool:
+        """Whether its server is gone, or goes: one that answers nothing may only be slow."""
+        deadline = time.monotonic() + limit_s
+        while self._lives():
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.05)
+        return True
 
     def status(self) -> EngineStatus:
         """The engine as it stands, with its processes."""

@@ -52,8 +52,8 @@ shell = InteractiveShell.instance()
 shell.run_line_magic("load_ext", "nnsight_lab")
 for cell in (
     f"%engine attach {URL} name=cells",
-    f"%%trace {TOWER!r}, max_tokens=1\nfirst = model.model.layers[0].output[0].save()",
-    "%%edit probe\nnorm = model.model.layers[3].output[0].norm().save()",
+    f"%%trace {TOWER!r}, max_tokens=1\\nfirst = model.model.layers[0].output[0].save()",
+    "%%edit probe\\nnorm = model.model.layers[3].output[0].norm().save()",
     "assert engine.generate('One', max_tokens=1)[0].saves['norm'].dim() == 0",
     "assert model.model.layers[0].mlp.gate_up_proj is not None",
     "%edits clear --all",

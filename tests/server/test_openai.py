@@ -68,10 +68,9 @@ def test_values_that_share_memory_and_one_value_under_two_names_are_fetched_whol
     engine = attach()
     model = engine.model
     with engine.edit("many"):
-        found = [layer.output[0] for layer in model.model.layers]
-        twice = found[0]
-        halves = [twice[:4], twice[4:], twice.t()]
-        streams, again, parts = found.save(), twice.save(), halves.save()  # noqa: F841
+        streams = [layer.output[0] for layer in model.model.layers].save()
+        again = streams[0].save()  # noqa: F841
+        parts = [streams[0][:4], streams[0][4:], streams[0].t()].save()  # noqa: F841
     done = client.completions.create(**ASKED, extra_body=chosen("many"))
     status, tensors = saved(server, done.id)
     assert status == 200
