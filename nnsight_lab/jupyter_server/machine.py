@@ -147,14 +147,15 @@ def _engine(
     on_gpu: Mapping[int, int],
     record: Kept | None,
 ) -> wire.MachineEngine:
-    owner = found[0].owner.partition(":")[0]
+    # The server of a kept engine has no owner, and owns the others.
+    owner = next((process.owner for process in found if process.owner), "").partition(":")[0]
     owner_pid = int(owner) if owner.isdigit() else 0
     orphaned = all(process.orphaned for process in found)
     return wire.MachineEngine(
         engine=engine,
         kind=wire.KEPT if record is not None else wire.ORPHAN if orphaned else wire.KERNEL,
         name=log.engine_name(found[0].log) if record is None else record.name,
-        model=found[0].model,
+        model=found[0].model if record is None else record.model,
         owner_pid=owner_pid,
         # Another process may have the pid of a kernel that is gone.
         kernel_id="" if orphaned else kernels.get(owner_pid, ""),

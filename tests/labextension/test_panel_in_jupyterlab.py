@@ -706,7 +706,7 @@ def test_a_kept_engine_is_shown_with_its_attach_line_and_stopped(
             panel.says("%engine attach mine")
             panel.root.locator(".nnlab-kept").scroll_into_view_if_needed()
             look_at(panel.page, folder, "kept", looks=EVERY)
-            panel.press("Copy the line that attaches a notebook to engine mine")
+            panel.press("Copy attach line of engine mine")
             panel.says("Copied: %engine attach mine")
             panel.press("Stop engine mine, for every notebook")
             wait_until(lambda: process.poll() is not None, 20, "the end of the process")

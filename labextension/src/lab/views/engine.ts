@@ -52,7 +52,7 @@ export class EngineView {
         Clipboard.copyToSystem(this.#line);
         context.announce(trans.__('Copied: %1', this.#line));
       },
-      trans.__('Copy the line that attaches another notebook to engine %1', engine.name)
+      trans.__('Copy attach line of engine %1, for another notebook', engine.name)
     );
     actions.append(this.#attach);
     this.#edits = new EditsView(context, watched, engine.name);

@@ -168,7 +168,7 @@ export class MachineView {
     const text = element('div', { class: 'nnlab-faint' });
     const end = button(trans.__('End'), () => void this.#end(shown), trans.__('End the processes of engine %1', id));
     const log = button(trans.__('Log'), () => void this.context.app.commands.execute('nnsight-lab:machine-log', { engine: id }), trans.__('Show the log of engine %1', id));
-    const attach = button(trans.__('Copy attach line'), () => this.#copy(shown), trans.__('Copy the line that attaches a notebook to engine %1', first.engine.name || id));
+    const attach = button(trans.__('Copy attach line'), () => this.#copy(shown), trans.__('Copy attach line of engine %1', first.engine.name || id));
     const buttons = element('div', { class: 'nnlab-actions' }, attach, end, log);
     return {
       element: element('li', { class: 'nnlab-orphan', 'data-engine': id }, element('div', {}, name, owner, text), buttons),
