@@ -706,6 +706,13 @@ def test_a_kept_engine_is_shown_with_its_attach_line_and_stopped(
             panel.says("%engine attach mine")
             panel.root.locator(".nnlab-kept").scroll_into_view_if_needed()
             look_at(panel.page, folder, "kept", looks=EVERY)
+            panel.page.evaluate("jupyterapp.commands.execute('nnsight-lab:start')")
+            tick = panel.root.get_by_label("Keep it running when the kernel ends")
+            tick.wait_for()
+            stops = focus_shows(panel.page, PANEL)
+            assert "button Copy attach line of engine mine" in stops
+            assert sum(stop.startswith("input") for stop in stops) == 3  # the tick is one
+            tick.evaluate("tick => { tick.closest('details').open = false; }")
             panel.press("Copy attach line of engine mine")
             panel.says("Copied: %engine attach mine")
             panel.press("Stop engine mine, for every notebook")
