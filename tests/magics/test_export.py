@@ -14,6 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nnsight_lab.errors import PlainError
+from nnsight_lab.magics.calls import engine_calls
+from nnsight_lab.magics.commands import read_engine
 from nnsight_lab.magics.export import export_notebook, script
 from tests.magics import fakes
 
@@ -227,3 +229,18 @@ def test_a_notebook_file_is_written_beside_itself_or_where_asked(tmp_path: Path)
         notebook.write_text(wrong)
         with pytest.raises(PlainError):
             export_notebook(notebook)
+
+
+@pytest.mark.parametrize(
+    ("line", "call"),
+    [
+        ("start demo --keep", 'engine = lab.start("demo", keep=True)'),
+        ("attach", "engine = lab.attach()"),
+        ("attach mine name=here", 'engine = lab.attach("mine", name="here")'),
+        ("attach http://host:8000", 'engine = lab.attach("http://host:8000")'),
+        ("detach", "lab.detach()"),
+        ("detach mine", 'lab.detach("mine")'),
+    ],
+)
+def test_lines_of_engines_that_go_on_are_the_calls_that_do_the_same(line: str, call: str) -> None:
+    assert engine_calls(read_engine(line))[0] == call
