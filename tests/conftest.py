@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,10 @@ ROOT = Path(__file__).resolve().parents[1]
 # `tests` is a package of its own here and in the engine's processes, which inherit this path.
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
+
+# Engines that tests keep are not among the user's, nor among those of tests that run beside these.
+os.environ.setdefault("NNSIGHT_LAB_RUNTIME_DIR", tempfile.mkdtemp(prefix="nnl-"))
+atexit.register(shutil.rmtree, os.environ["NNSIGHT_LAB_RUNTIME_DIR"], ignore_errors=True)
 
 # A gibibyte holds half a million tokens of the tiny models; vLLM's own default is a share of the machine.
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")

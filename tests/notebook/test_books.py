@@ -135,7 +135,6 @@ def test_the_notebook_of_the_shared_engine_runs_to_its_end(
 ) -> None:
     """In a kernel of its own: it starts an engine that outlives the kernel, and ends it."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
     kernel = Kernel(".".join(metadata.version("ipykernel").split(".")[:2]), tmp_path)
     try:
         done = {}
