@@ -19,7 +19,7 @@ if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
 # Engines that tests keep are not among the user's, nor among those of tests that run beside these.
-os.environ.setdefault("NNSIGHT_LAB_RUNTIME_DIR", tempfile.mkdtemp(prefix="nnl-"))
+os.environ["NNSIGHT_LAB_RUNTIME_DIR"] = tempfile.mkdtemp(prefix="nnl-")
 atexit.register(shutil.rmtree, os.environ["NNSIGHT_LAB_RUNTIME_DIR"], ignore_errors=True)
 
 # A gibibyte holds half a million tokens of the tiny models; vLLM's own default is a share of the machine.
