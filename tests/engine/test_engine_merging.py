@@ -36,6 +36,8 @@ class Asked:
     prompt: str = "p"
     edits: tuple[()] = ()
     traced: bool = False
+    shared: bool = False
+    ranks: tuple[RequestSaves, ...] = ()
     settings: dict[str, Any] = field(default_factory=dict)
 
 

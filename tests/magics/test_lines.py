@@ -185,7 +185,7 @@ def test_stop_restart_list_and_log(run: Any, shell: Any, lab: fakes.Lab) -> None
         ("%engine start demo a=1 a=2", "a= is given twice"),
         ('%engine start demo a="x', "never closed"),
         ("%engine start demo a=$nowhere", "NameError"),
-        ("%engine attach http://a http://b", "takes one address, of a server. Write: %engine attach [URL]"),
+        ("%engine attach http://a http://b", "Write: %engine attach [URL or NAME] [name=NAME]"),
         ("%engine attach http://a token=secret", "A token that stands in a cell is saved with the notebook"),
         ("%engine attach token='secret'", "give a variable, as token=$mine"),
         ("%engine log -n x", "-n takes a number"),
