@@ -20,6 +20,7 @@ import pytest
 
 from nnsight_lab.engine.remote import RemoteEngine
 from nnsight_lab.wire.serving import PREFIX
+from tests.waiting import OneEngine
 
 TOKENS = {
     "alice": "alice-0123456789abcdef",
@@ -83,6 +84,7 @@ def start(folder: Path, *flags: str, path: Path | None = None) -> Server:
         process = subprocess.Popen(
             [
                 *(sys.executable, "-m", "nnsight_lab", "serve", "demo", "--max-model-len=1024"),
+                "--kv-cache-memory-bytes=536870912",
                 *(("--host=127.0.0.1", f"--port={port}", f"--tokens={tokens}") if path is None else ()),
                 *(() if path is None else (f"--uds={path}",)),
                 *flags,
@@ -121,8 +123,9 @@ def gone(processes: list[psutil.Process], within_s: float) -> list[psutil.Proces
 
 
 @pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def server(tmp_path_factory: pytest.TempPathFactory, one_engine: OneEngine) -> Iterator[Server]:
     """The server that all tests share."""
+    one_engine.stop()  # each has gigabytes, and there are to be three of them at most
     found = start(
         tmp_path_factory.mktemp("server"), "--limit=edits=8", "--limit=requests=64", "--limit=body_s=6"
     )
@@ -136,7 +139,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     assert not left, f"left after SIGTERM: {left}"
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server that takes edits as data only, and writes an audit log beside its own."""
     folder = tmp_path_factory.mktemp("strict")

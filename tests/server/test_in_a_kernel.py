@@ -9,7 +9,7 @@ import pytest
 from tests.notebook.kernels import Kernel
 from tests.server.conftest import TOKENS
 
-pytestmark = [pytest.mark.engine, pytest.mark.notebook]
+pytestmark = pytest.mark.engine
 
 TRACE = """%%trace "The Eiffel Tower is in the city of", max_tokens=4, temperature=0
 hidden = model.model.layers[12].output[0].save()

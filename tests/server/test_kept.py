@@ -100,7 +100,6 @@ def figures(record):
 
 
 @pytest.mark.engine
-@pytest.mark.notebook
 def test_a_killed_kernels_engine_is_taken_by_the_next_within_seconds(outlived):
     kernel, record = outlived
     # 3 s is promised, on a machine that does nothing else; tests run on others.
@@ -114,7 +113,6 @@ def test_a_killed_kernels_engine_is_taken_by_the_next_within_seconds(outlived):
 
 
 @pytest.mark.engine
-@pytest.mark.notebook
 def test_all_its_processes_carry_its_mark_and_none_a_secret(outlived):
     _, record = outlived
     found = processes.engine_processes(record.engine)
@@ -128,7 +126,6 @@ def test_all_its_processes_carry_its_mark_and_none_a_secret(outlived):
 
 
 @pytest.mark.engine
-@pytest.mark.notebook
 def test_two_kernels_of_a_user_have_their_own_edits_under_one_name(outlived):
     kernel, record = outlived
     kernel.good(MUTE)
@@ -155,7 +152,6 @@ def test_two_kernels_of_a_user_have_their_own_edits_under_one_name(outlived):
 
 
 @pytest.mark.engine
-@pytest.mark.notebook
 def test_it_is_listed_let_go_of_and_found_again_by_its_start_line(outlived):
     kernel, record = outlived
     kernel.good("%engine detach")
@@ -177,7 +173,6 @@ def test_it_is_listed_let_go_of_and_found_again_by_its_start_line(outlived):
 
 
 @pytest.mark.engine
-@pytest.mark.notebook
 def test_a_death_is_one_line_with_its_cause_and_leaves_nothing(outlived):
     kernel, record = outlived
     found = processes.engine_processes(record.engine)

@@ -45,7 +45,7 @@ class Behind:
         assert not left, f"left after SIGTERM: {left}"
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def behind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Behind]:
     if not PROXY.exists():
         pytest.skip("no configurable-http-proxy: scripts/setup.sh hub installs it where node is")

@@ -58,7 +58,7 @@ def figures(hub, token):
     return told
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def root(behind):
     return behind.hub.token("root")["token"]
 
