@@ -260,7 +260,7 @@ DATA = re.compile(
 def untranslated(said: list[str]) -> list[str]:
     """Texts with letters that neither the pseudo-language has nor are data."""
     # An engine that is none of these tests' has no name here, but an id: the panel looks at the whole machine.
-    known = re.compile(rf"{DATA.pattern}|\b{re.escape(getpass.getuser())}\b|\b[0-9a-f]{{12}}\b")
+    known = re.compile(rf"{DATA.pattern}|\b{re.escape(getpass.getuser())}\b|\b(?:[0-9a-f]{{12}}|served-\d+)\b")
     return [text for text in said if re.search(r"[A-Za-z]{2}", known.sub("", text))]
 
 

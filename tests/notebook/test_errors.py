@@ -154,7 +154,7 @@ def test_without_an_engine_a_cell_says_how_to_start_one(kernel: Kernel) -> None:
     try:
         for cell in ("%%trace 'One'\npass\n", "%%edit probe\npass\n", "%edits"):
             error = one_line(kernel.run(cell).error)
-            assert error.startswith("EngineNotStarted: No engine is running.")
+            assert error.startswith("EngineNotStarted: No engine is running")
             assert "%engine start demo" in error
     finally:
         kernel.good("manager._engines = hidden")
