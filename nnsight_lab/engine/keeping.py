@@ -138,7 +138,8 @@ def launch(
         MODEL_ENV: model,
         KEPT_ENV: kept.text_of(record),
     }
-    serve = ["-m", "nnsight_lab", "serve", model, "--level=solo", f"--uds={record.socket}"]
+    # One that died is dead, as an engine of a kernel is: its owner is told, and starts it again.
+    serve = ["-m", "nnsight_lab", "serve", model, "--level=solo", "--restarts=0", f"--uds={record.socket}"]
     words = [sys.executable, "-I", detached.__file__, str(log.path)]
     try:
         done = subprocess.run(

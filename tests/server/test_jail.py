@@ -94,7 +94,11 @@ def test_the_jail_is_said_where_people_look(attach, server):
     assert rows["level"].startswith("team: users who trust each other")
     assert "system calls: yes (no programs, sockets" in rows["jail"]
     whole = all(said.startswith("yes") for said in layers.values())
-    assert engine.shown_options() == (("level", "team"), ("jail", "on" if whole else "in part"))
+    assert engine.shown_options() == (
+        ("level", "team"),
+        ("jail", "on" if whole else "in part"),
+        ("saves are", "mapped"),
+    )
     assert "level team (users who trust each other" in server.log.read_text(errors="replace")
 
 

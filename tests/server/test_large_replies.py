@@ -157,12 +157,12 @@ def test_a_call_that_is_not_heard_out_leaves_nothing_and_what_it_left_is_not_wri
     took = engine._remote._took
     heard = []
 
-    def deaf(call, seen):
+    def deaf(call, start, seen):
         heard.append(seen)
         if type(seen).__name__ in ("SavesHere", "Parked"):
-            took(call, seen)
+            took(call, start, seen)
             raise ConnectionError("on purpose")
-        return took(call, seen)
+        return took(call, start, seen)
 
     monkeypatch.setattr(engine._remote, "_took", deaf)
     with pytest.raises(ConnectionError):

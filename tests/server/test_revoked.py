@@ -175,5 +175,5 @@ async def _reads(scope, receive, send):
     ],
 )
 def test_what_is_left_of_a_refused_body_is_read_off(headers, identity, status, read):
-    sent, seen = answered(_reads, identity, [b"0" * 10] * 10, headers, Limits(body_bytes=50))
+    sent, seen = answered(_reads, identity, [b"0" * 10] * 10, headers, Limits(body_bytes=50, json_bytes=50))
     assert (sent[0]["status"], seen) == (status, read)

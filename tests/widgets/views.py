@@ -26,7 +26,8 @@ from nnsight_lab.widgets.cell_saves import CellSaves
 from IPython.display import display, HTML
 torch.manual_seed(7)
 def progress(n, prompt, text, tokens, finished):
-    return SimpleNamespace(index=n, prompt=prompt, text=text, tokens=tokens, finished=finished)
+    home = dict(home_bytes=0, brought_bytes=0)
+    return SimpleNamespace(index=n, prompt=prompt, text=text, tokens=tokens, finished=finished, **home)
 WORDS = ['The', ' Eiffel', ' Tower', '\\n', ' is', '<b>', ' Straße', ' 北京']
 wild = torch.randn(300, 500)
 wild[3, 4], wild[5, 6], wild[7, 8] = math.nan, math.inf, -math.inf

@@ -32,7 +32,7 @@ class Packing:
     def __init__(self) -> None:
         self.packed: list[dict[str, Any]] = []
 
-    def pack(self, values: dict[str, Any], *, allowed_bytes: int | None) -> Parcel:
+    def pack(self, values: dict[str, Any], *, allowed_bytes: int | None, share: str = "") -> Parcel:
         self.packed.append(values)
         return Parcel(values)
 
