@@ -16,9 +16,9 @@ from collections.abc import Callable
 from urllib.parse import urlsplit
 
 import httpx
-import numpy as np
 import psutil
 
+from nnsight_lab.engine.buffers import Buffers
 from nnsight_lab.errors import Interrupted, OverBudget, ServerError
 from nnsight_lab.wire.codec import WireError, check_head
 from nnsight_lab.wire.serving import PIECE_BYTES, Parked
@@ -65,6 +65,7 @@ class Fetcher:
         self._tls: ssl.SSLContext | None = None
         self._lock = threading.Lock()
         self._closed = False
+        self.buffers = Buffers()
 
     def bring(
         self,
@@ -99,7 +100,7 @@ class Fetcher:
                 allowed_bytes=free,
                 values=[],
             )
-        view = memoryview(np.empty(parked.nbytes, np.uint8))  # type: ignore[arg-type]  # until Python 3.12
+        view = self.buffers.take(parked.nbytes)
         if parked.head:
             view[: parked.head_bytes] = parked.head
         else:
@@ -109,7 +110,8 @@ class Fetcher:
         return view
 
     def close(self) -> None:
-        """Let go of the connections."""
+        """Let go of the connections, and of memory that nobody looks at."""
+        self.buffers.close()
         with self._lock:
             self._closed = True
             idle, self._idle = self._idle, []

@@ -162,6 +162,7 @@ class RemoteDriver(Driver):
 
     def _renew(self) -> None:
         while not self._ended.wait(RENEW_S):
+            self._fetcher.buffers.tidy()
             try:
                 answer = self._asked("PUT", f"/leases/{self.lease}")
                 self._renewed = time.monotonic()
