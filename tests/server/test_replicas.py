@@ -1,4 +1,4 @@
-"""Two replicas behind a router that goes by the token: each user stays on one, and nobody notices the other."""
+"""Two replicas behind a router that goes by the token: each user stays on one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.engine
 
 
 class Router:
-    """Passes each connection on to the replica of the token in its first request, as nginx's ``hash`` does."""
+    """Passes a connection on to the replica of the token in its first request, as nginx's ``hash`` does."""
 
     def __init__(self, urls: list[str]) -> None:
         self._ports = [urlsplit(url).port for url in urls]
