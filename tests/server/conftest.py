@@ -122,6 +122,17 @@ def gone(processes: list[psutil.Process], within_s: float) -> list[psutil.Proces
     return list(psutil.wait_procs(processes, timeout=within_s)[1])
 
 
+def end(server: Server) -> None:
+    """End a server as systemd would, and see that nothing of it is left."""
+    processes = server.processes()
+    server.process.send_signal(signal.SIGTERM)
+    left = gone(processes, 30)
+    for one in left:
+        one.kill()
+    server.process.wait(timeout=10)
+    assert not left, f"left after SIGTERM: {left}"
+
+
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory, one_engine: OneEngine) -> Iterator[Server]:
     """The server that all tests share."""
@@ -130,13 +141,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, one_engine: OneEngine) -> I
         tmp_path_factory.mktemp("server"), "--limit=edits=8", "--limit=requests=64", "--limit=body_s=6"
     )
     yield found
-    processes = found.processes()
-    found.process.send_signal(signal.SIGTERM)
-    left = gone(processes, 30)
-    for one in left:
-        one.kill()
-    found.process.wait(timeout=10)
-    assert not left, f"left after SIGTERM: {left}"
+    end(found)
 
 
 @pytest.fixture(scope="module")
@@ -145,13 +150,7 @@ def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("strict")
     found = start(folder, "--level=strict", f"--audit={folder / 'audit.jsonl'}")
     yield found
-    processes = found.processes()
-    found.process.send_signal(signal.SIGTERM)
-    left = gone(processes, 30)
-    for one in left:
-        one.kill()
-    found.process.wait(timeout=10)
-    assert not left, f"left after SIGTERM: {left}"
+    end(found)
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import signal
 import socket
 import threading
 from collections.abc import Iterator
@@ -13,7 +12,7 @@ import openai
 import pytest
 
 from nnsight_lab.engine.remote import RemoteEngine
-from tests.server.conftest import TOKENS, Server, gone, start
+from tests.server.conftest import TOKENS, Server, end, start
 from tests.server.test_served import GREEDY, PARIS, TOWER, mute, text_of
 
 pytestmark = pytest.mark.engine
@@ -82,13 +81,7 @@ def replicas(
     router = Router([server.url, other.url])
     yield router, [server, other]
     router.close()
-    processes = other.processes()
-    other.process.send_signal(signal.SIGTERM)
-    left = gone(processes, 30)
-    for one in left:
-        one.kill()
-    other.process.wait(timeout=10)
-    assert left == []
+    end(other)
 
 
 def test_users_stay_on_their_replica_with_edits_saves_and_openai_requests(replicas) -> None:
