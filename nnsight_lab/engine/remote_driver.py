@@ -274,33 +274,32 @@ class RemoteDriver(Driver):
     # -- calls -----------------------------------------------------------------------------------------
 
     def submit(self, call: Call) -> None:
-        call_id = uuid.uuid4().hex[:16]
-        self._under_way[id(call)] = call_id
-        self._calls.submit(self._run, call, call_id, set(self._installing))
+        self._under_way[id(call)] = ""  # nothing that the server knows yet
+        self._calls.submit(self._run, call, set(self._installing))
 
-    def _run(self, call: Call, call_id: str, first: set[Future[list[Any]]]) -> None:
+    def _run(self, call: Call, first: set[Future[list[Any]]]) -> None:
         try:
             wait(first)
             if not call.aborted.is_set():
-                self._exchange(call, call_id)
+                self._exchange(call)
             error: BaseException | None = None
         except BaseException as raised:
             error = raised
-        self._under_way.pop(id(call), None)
-        if error is not None or call.aborted.is_set():
+        call_id = self._under_way.pop(id(call), "")
+        if call_id and (error is not None or call.aborted.is_set()):
             # What waits for this call, or was lent for it, is not asked for any more.
             self._later(self._told_over, f"/leases/{self.lease}/calls/{call_id}")
         # An aborted call ends quietly, however its answer ended.
         call.resolve(None if call.aborted.is_set() else error)
 
-    def _exchange(self, call: Call, call_id: str) -> None:
+    def _exchange(self, call: Call) -> None:
         """Send a call; one of more requests than the server takes at once, in pieces, one after the other."""
         most = 0 if self.served is None else self.served.requests
         ranges = pieces([request.params.n for request in call.requests], most)
         for start, stop in ranges:
             while not call.aborted.is_set():
                 try:
-                    self._send_piece(call, call_id, start, stop)
+                    self._send_piece(call, start, stop)
                     break
                 except ServerError as error:
                     # Beside other calls of this user a piece waits; a call that is one piece is refused.
@@ -308,7 +307,11 @@ class RemoteDriver(Driver):
                         raise
                     call.aborted.wait(error.retry_after_s or 1.0)
 
-    def _send_piece(self, call: Call, call_id: str, start: int, stop: int) -> None:
+    def _send_piece(self, call: Call, start: int, stop: int) -> None:
+        # Each piece is a call of its own to the server, which may end the last one while this one runs.
+        call_id = self._under_way[id(call)] = uuid.uuid4().hex[:16]
+        if call.aborted.is_set():  # by somebody who did not see that id
+            return
         requests = tuple(map(_asked_of, call.requests[start:stop]))
         # Along with it: the next saves may go where the last ones were.
         returned = (self._door is not None and self.home.returned()) or b""
@@ -425,7 +428,7 @@ class RemoteDriver(Driver):
         call_id = self._under_way.get(id(call))
 
         def ask() -> None:
-            if call_id is not None:
+            if call_id:
                 self._asked("DELETE", f"/leases/{self.lease}/calls/{call_id}")
 
         return self._threads.submit(ask)

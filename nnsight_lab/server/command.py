@@ -110,7 +110,6 @@ def arguments(
         model: As for `nnsight_lab.start`.
         flags: The user's own, in vLLM's words; they win.
         settings: How the server is run.
-
         spill: Where saves go past the memory that they have; where this user's do where it is None.
 
     Raises:

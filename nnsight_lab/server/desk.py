@@ -180,10 +180,10 @@ class Desk:
                 DECLARE if asked.declared else REGISTER, edit.registration, asked.payload, asked.name
             )
         except Exception as error:
-            if self.driver.dead() or CONDITION.state != "ready":
-                return  # it is in the books, and the next engine is told of it
-            self.ledger.clear_edit(user, asked.id)
-            raise Refused(400, f"The workers could not read the block ({_line(error)}).") from None
+            # Of an engine that died it is in the books, and the next one is told of it.
+            if not self.driver.dead() and CONDITION.state == "ready":
+                self.ledger.clear_edit(user, asked.id)
+                raise Refused(400, f"The workers could not read the block ({_line(error)}).") from None
         audit.note("edit install", user.name, asked.id, declared=asked.declared, nbytes=len(asked.payload))
 
     async def clear(self, user: User, edit_ids: Sequence[str]) -> None:

@@ -96,7 +96,7 @@ class Guard:
                 return
             if scope["type"] != "http":
                 raise Refused(404, "Only HTTP is served.")
-            inner, body = await self._entered(scope, headers, receive)
+            inner, body = await self._entered(scope, headers, token, receive)
             asking = asker.get()
             if asking is not None and self._identity.may_end:
                 await while_known(Known(self._identity, token, asking), self._app, inner, body, answer)
@@ -113,9 +113,11 @@ class Guard:
                 method = str(scope.get("method", ""))
                 note_refused(name, method, path, answer.status, whys[0] if whys else "", token)
 
-    async def _entered(self, scope: Scope, headers: Headers, receive: Receive) -> tuple[Scope, Receive]:
+    async def _entered(
+        self, scope: Scope, headers: Headers, token: str, receive: Receive
+    ) -> tuple[Scope, Receive]:
         try:
-            return await self._let_in(scope, receive)
+            return await self._let_in(scope, headers, token, receive)
         except Refused:
             await read_off(headers, receive)
             raise
@@ -124,10 +126,10 @@ class Guard:
         path = str(scope["path"])
         return path.removeprefix(self._prefix) if path.startswith(f"{self._prefix}/") else path
 
-    async def _let_in(self, scope: Scope, receive: Receive) -> tuple[Scope, Receive]:
+    async def _let_in(
+        self, scope: Scope, headers: Headers, token: str, receive: Receive
+    ) -> tuple[Scope, Receive]:
         path = self._path(scope)
-        headers = list(scope["headers"])
-        token = _token(headers)
         kept = [(k, v) for k, v in headers if k.lower() not in _TAKEN_OFF and b"priority" not in k.lower()]
         scope = {
             **scope,
@@ -148,12 +150,11 @@ class Guard:
             raise Refused(
                 403, "The token is not one that may use this service: it is unknown here, or ended."
             )
-        asker.set(user)
+        asker.set(user)  # also of a request that is refused
         if path in _ADMIN and not user.admin:
             raise Refused(404, "Not served here.")
         if path not in _SERVED and path not in _ADMIN and not path.startswith(f"{PREFIX}/"):
             raise Refused(404, "Not served here.")
-        asker.set(user)
         most = self._limits.body_bytes if path in _MESSAGES else self._limits.json_bytes
         return scope, limited(headers, receive, most, self._limits.body_s)
 

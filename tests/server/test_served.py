@@ -26,7 +26,7 @@ from nnsight_lab.errors import (
     TraceError,
     UnknownEdit,
 )
-from nnsight_lab.wire.serving import PREFIX, EditAsked
+from nnsight_lab.wire.serving import PREFIX, CallAsked, EditAsked
 from tests.server.conftest import TOKENS
 from tests.waiting import until
 
@@ -217,7 +217,7 @@ def test_what_one_user_may_have_is_bounded_and_said(attach, server, monkeypatch)
     call = Call([engine.request("One", {"max_tokens": 1}, ()) for _ in range(65)])
     monkeypatch.setattr(engine._remote, "served", dataclasses.replace(engine.served, requests=0))
     with pytest.raises(ServerError, match="A call has at most 64 requests here, not 65"):
-        engine._remote._exchange(call, "too-long")
+        engine._remote._exchange(call)
 
 
 def test_a_call_of_more_requests_than_one_user_may_have_goes_in_pieces(attach, server):
@@ -383,3 +383,18 @@ def test_a_block_that_is_no_pickle_is_refused_and_forgotten(attach, server):
         assert answer.status_code == 400
         assert "could not read the block" in answer.text
         assert http.get(f"{PREFIX}/edits").json() == []
+
+
+def test_pieces_of_a_call_are_calls_of_their_own_to_the_server(attach, monkeypatch):
+    """It may still be ending one while the next runs, and would end that under the same id."""
+    engine, ids, encode = attach(), [], remote_driver.encode
+
+    def noted(message):
+        if type(message) is CallAsked:
+            ids.append(message.id)
+        return encode(message)
+
+    monkeypatch.setattr(remote_driver, "encode", noted)
+    engine.generate([f"{number} and" for number in range(70)], max_tokens=1)
+    assert len(ids) >= 2
+    assert len(set(ids)) == len(ids)
