@@ -88,8 +88,17 @@ class Guard:
         whys: list[str] = []
         reason.set(whys)
         headers = list(scope.get("headers") or ())
-        answer, token = Answer(send), _token(headers)
+        token = _token(headers)
         asker.set(None)  # a request that follows another in one connection begins with its context
+
+        def audited(status: int) -> None:
+            """A refusal is on record before its client reads it."""
+            if status in AUDITED:
+                user, method = asker.get(), str(scope.get("method", ""))
+                name = "" if user is None else user.name
+                note_refused(name, method, str(scope.get("path", "")), status, whys[0] if whys else "", token)
+
+        answer = Answer(send, audited)
         try:
             if scope["type"] == "http" and (told := _OPEN.get(self._path(scope))) is not None:
                 await told()(scope, receive, send)
@@ -106,12 +115,6 @@ class Guard:
             if answer.began:
                 raise
             await refusal(refused)(scope, receive, answer)
-        finally:
-            if answer.status in AUDITED:
-                user, path = asker.get(), str(scope.get("path", ""))
-                name = "" if user is None else user.name
-                method = str(scope.get("method", ""))
-                note_refused(name, method, path, answer.status, whys[0] if whys else "", token)
 
     async def _entered(
         self, scope: Scope, headers: Headers, token: str, receive: Receive

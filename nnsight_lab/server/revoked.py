@@ -33,10 +33,12 @@ class Answer:
 
     Args:
         send: Where to.
+        begins: Called with HTTP's number before the first word goes out.
     """
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, send: Send, begins: Callable[[int], None]) -> None:
         self._send = send
+        self._begins = begins
         self.began = False
         #: HTTP's number; 0 before it began.
         self.status = 0
@@ -56,6 +58,7 @@ class Answer:
             headers = {name.lower(): value for name, value in message.get("headers", ())}
             self._events = headers.get(b"content-type", b"").startswith(b"text/event-stream")
             self._sized = b"content-length" in headers
+            self._begins(self.status)
         elif message["type"] == "http.response.body":
             self._over = not message.get("more_body", False)
         await self._send(message)
