@@ -176,6 +176,9 @@ WORKER = (
     Pin(f"{_NV}.interleaver", "_weak", "a tap holds none of the graph's memory", ("value",)),
     Pin(f"{_NV}.interleaver", "VLLMInterleaver.replay", "a tap is served", ("location", "live")),
     Pin("torch", "_C._InferenceMode", "a copy has a version counter, at every block and step"),
+    Pin("torch", "_C._storage_Use_Count", "whether a piece of a large copy was kept"),
+    Pin(f"{_NN}.intervention.interleaver", "Interleaver._reindex_parked", "blocks are served together"),
+    Pin(f"{_NN}.intervention.interleaver", "Pending", "blocks are served together"),
 )
 
 #: Leaned on in vLLM's CPU worker process, besides `WORKER`.
@@ -309,6 +312,13 @@ def marks_by_block() -> None:
     saves.by_block = True  # type: ignore[attr-defined]
     tracer._saves = saves
     tracer.mark = mark
+
+
+def storage_users(tensor: Any) -> int:
+    """How many other tensors share this one's memory."""
+    import torch  # a process without a model does not need it
+
+    return int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)) - 2
 
 
 def ask_for_amx() -> None:

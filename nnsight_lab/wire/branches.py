@@ -51,6 +51,10 @@ def _list(walk: Flattener, value: list[Any], depth: int) -> Node:
     return walk.items(list.__iter__(value), depth)
 
 
+def _list_or_run(walk: Flattener, value: list[Any], depth: int) -> Node:
+    return walk.run(value) or _list(walk, value, depth)
+
+
 def _tuple(walk: Flattener, value: tuple[Any, ...], depth: int) -> Node:
     return {"t": _list(walk, list(tuple.__iter__(value)), depth)}
 
@@ -134,7 +138,7 @@ def _fields(value: Any) -> dict[str, Any]:
 
 
 _PLAIN_BUILDS: Final[dict[type[Any], Build]] = {
-    list: _list,
+    list: _list_or_run,
     tuple: _tuple,
     dict: _dict,
     set: _set,

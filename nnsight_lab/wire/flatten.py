@@ -12,6 +12,7 @@ d {key: ...}      dict with string keys        m [[key, ...], ...]   any other d
 r [a, b, c]       range                        S [a, b, c]           slice
 z [...]           torch.Size                   y name   torch.dtype  v text   torch.device
 T handle          tensor                       n [dtype, hex]        numpy scalar
+L [handle, n]     list of n tensors, whose handles are in a row from this one
 N [handle, dtype, shape]                       numpy array; the handle's tensor is its bytes
 C [name, {...}]   a registered class           R [name, is_tuple, {...}]          a record
 ```
@@ -23,7 +24,7 @@ a reader hashes what it finds there, and references could make that a walk witho
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -34,15 +35,18 @@ from nnsight_lab.wire.branches import BUILDS, build_for
 from nnsight_lab.wire.leaves import LEAVES, Node, key, numpy_scalar, plainer
 from nnsight_lab.wire.limits import MAX_DEPTH
 from nnsight_lab.wire.refusals import Stuck
+from nnsight_lab.wire.runs import alike
 
 #: What ``put`` gives for a tensor and ``get`` takes back: an int, or an object that JSON can say.
 Handle: TypeAlias = int | dict[str, Any]
 Put: TypeAlias = Callable[[torch.Tensor], Handle]
+#: The same of several tensors of one kind, whose handles are ints in a row: the first.
+PutRun: TypeAlias = Callable[[Sequence[torch.Tensor]], int]
 
 _IN_PROGRESS: Final = -1
 
 
-def flatten(value: object, put: Put, *, name: str = "value") -> Node:
+def flatten(value: object, put: Put, *, name: str = "value", put_run: PutRun | None = None) -> Node:
     """Turn a value into a tree of JSON.
 
     Args:
@@ -51,11 +55,12 @@ def flatten(value: object, put: Put, *, name: str = "value") -> Node:
             strides and device, without gradient; a numpy array as its bytes ``[byte]``, uint8. Two
             tensors that view one storage are two calls.
         name: What the value is called in an error's path.
+        put_run: Keeps the tensors of a list of small ones of one kind; without it they are put one by one.
 
     Raises:
         CannotTravel: Something in it has no form outside this process; names where, what, and a cure.
     """
-    return _walk(Flattener(put), value, name)
+    return _walk(Flattener(put, put_run), value, name)
 
 
 def size_of(value: object, *, name: str = "value") -> int:
@@ -81,8 +86,9 @@ def _walk(flattener: Flattener, value: object, name: str) -> Node:
 class Flattener:
     """One walk over one value: what was seen, and where tensors go."""
 
-    def __init__(self, put: Put) -> None:
+    def __init__(self, put: Put, put_run: PutRun | None = None) -> None:
         self._put = put
+        self._put_run = put_run
         self._numbers: dict[int, int] = {}
         self._alive: list[object] = []  # an id is only a name while its object lives
         self._count = 0
@@ -119,6 +125,19 @@ class Flattener:
         self._numbers[identity] = self._count
         self._count += 1
         return node
+
+    def run(self, values: Sequence[torch.Tensor]) -> Node:
+        """The form of a list of small tensors of one kind; None where it has to be taken one by one."""
+        if self._put_run is None or not alike(values):
+            return None
+        identities = set(map(id, values))
+        if len(identities) != len(values) or not identities.isdisjoint(self._numbers):
+            return None
+        for value in values:
+            self._numbers[id(value)] = self._count
+            self._count += 1
+        self._alive += values
+        return {"L": [self._put_run(values), len(values)]}
 
     def items(self, values: Iterable[object], depth: int) -> list[Node]:
         """The forms of a sequence's items."""

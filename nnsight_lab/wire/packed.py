@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,35 +13,28 @@ from nnsight_lab.wire.extent import ALIGN, Extent, Packed, aligned
 from nnsight_lab.wire.flatten import Handle, flatten
 from nnsight_lab.wire.limits import WireError
 from nnsight_lab.wire.limits import extent as extent_of
+from nnsight_lab.wire.runs import RUN, SMALL, STACKED
 from nnsight_lab.wire.tensors import DTYPES, NAMES
 from nnsight_lab.wire.unflatten import unflatten
-
-#: A run of so many tensors or more, each of so few bytes or less, is moved as one.
-_RUN = 4
-_SMALL = 4096
-#: Dtypes that torch stacks on every device.
-_STACKED = frozenset(
-    {
-        torch.float64,
-        torch.float32,
-        torch.float16,
-        torch.bfloat16,
-        torch.int64,
-        torch.int32,
-        torch.uint8,
-        torch.bool,
-    }
-)
 
 
 @dataclass(frozen=True)
 class Layout:
-    """A value about to be packed: its tree, its tensors, and where each will go."""
+    """A value about to be packed.
+
+    Attributes:
+        tree: Its tree.
+        sources: Its tensors.
+        offsets: Where each will go.
+        nbytes: What they take.
+        runs: Of lists of small tensors of one kind: their first's index, and the next after their last.
+    """
 
     tree: str
     sources: tuple[torch.Tensor, ...]
     offsets: tuple[int, ...]
     nbytes: int
+    runs: Mapping[int, int]
 
     @classmethod
     def of(cls, value: object, *, name: str) -> Layout:
@@ -52,6 +45,7 @@ class Layout:
         """
         sources: list[torch.Tensor] = []
         offsets: list[int] = []
+        runs: dict[int, int] = {}
         end = 0
 
         def put(tensor: torch.Tensor) -> Handle:
@@ -61,12 +55,21 @@ class Layout:
             end += aligned(tensor.numel() * tensor.element_size())
             return len(sources) - 1
 
-        node = flatten(value, put, name=name)
-        return cls(json.dumps(node, separators=(",", ":")), tuple(sources), tuple(offsets), end)
+        def put_run(tensors: Sequence[torch.Tensor]) -> int:
+            nonlocal end
+            first, apart = len(sources), aligned(tensors[0].nbytes)
+            runs[first] = first + len(tensors)
+            sources.extend(tensors)
+            offsets.extend(range(end, end + len(tensors) * apart, apart))
+            end += len(tensors) * apart
+            return first
+
+        node = flatten(value, put, name=name, put_run=put_run)
+        return cls(json.dumps(node, separators=(",", ":")), tuple(sources), tuple(offsets), end, runs)
 
     def copy_into(self, memory: torch.Tensor, *, non_blocking: bool = False) -> None:
         """Copy the tensors to their places in ``memory``, bytes ``[byte]``, uint8."""
-        for first, last in _alike(self.sources):
+        for first, last in self._stretches():
             if last - first > 1:
                 _copy_together(self.sources[first:last], memory[self.offsets[first] :], non_blocking)
                 continue
@@ -76,12 +79,24 @@ class Layout:
                 target = memory[offset : offset + count].view(source.dtype).view(source.shape)
                 target.copy_(source, non_blocking=non_blocking)
 
+    def _stretches(self) -> Iterator[tuple[int, int]]:
+        """What is copied at once: runs, those that nobody noted too, and every other tensor by itself."""
+        at = 0
+        for first, last in [*self.runs.items(), (len(self.sources), 0)]:
+            yield from ((at + a, at + b) for a, b in _alike(self.sources[at:first]))
+            if last:
+                yield first, last
+            at = last
+
     def packed(self, extent: Extent) -> Packed:
         """The message that says where it all lies."""
-        specs = [
-            (offset, NAMES[source.dtype], tuple(source.shape))
-            for source, offset in zip(self.sources, self.offsets, strict=True)
-        ]
+        specs: list[Any] = []
+        at = 0
+        while at < len(self.sources):
+            source, last = self.sources[at], self.runs.get(at)
+            spec = (self.offsets[at], NAMES[source.dtype], tuple(source.shape))
+            specs.append(spec if last is None else (*spec, last - at))
+            at = at + 1 if last is None else last
         return Packed(self.tree, extent, json.dumps(specs, separators=(",", ":")))
 
 
@@ -91,14 +106,14 @@ def _alike(sources: Sequence[torch.Tensor]) -> Iterator[tuple[int, int]]:
     while first < len(sources):
         last = first + 1
         one = sources[first]
-        if 0 < one.nbytes <= _SMALL and one.dtype in _STACKED:
+        if 0 < one.nbytes <= SMALL and one.dtype in STACKED:
             kind = (one.dtype, one.device, one.shape)
             while (
                 last < len(sources)
                 and (sources[last].dtype, sources[last].device, sources[last].shape) == kind
             ):
                 last += 1
-        if last - first < _RUN:
+        if last - first < RUN:
             yield from ((each, each + 1) for each in range(first, last))
         else:
             yield first, last
@@ -138,27 +153,39 @@ def unpack(packed: Packed, open_extent: Callable[[Extent], torch.Tensor]) -> Any
             raise WireError(f"there is no tensor {handle!r} in the message")
         return views[handle]
 
-    return unflatten(node, get)
+    def get_run(first: int, count: int) -> list[torch.Tensor]:
+        if not 0 <= first <= first + count <= len(views):
+            raise WireError(f"there are no {count!r} tensors from {first!r} on in the message")
+        return views[first : first + count]
+
+    return unflatten(node, get, get_run)
 
 
 def _views(memory: torch.Tensor, specs: list[Any]) -> list[torch.Tensor]:
     """A tensor for each description; a run of small ones of one kind is one view, taken apart."""
     views: list[torch.Tensor] = []
     typed: dict[str, torch.Tensor] = {}
-    while len(views) < len(specs):
-        first = len(views)
-        one = _view(memory, specs[first], typed)
+    at = 0
+    while at < len(specs):
+        spec = specs[at]
+        count = 1
+        if type(spec) is list and len(spec) == 4:
+            *spec, count = spec
+            if type(count) is not int or count < 1:
+                raise WireError(f"the message has a run of {count!r} tensors")
+        one = _view(memory, spec, typed)
+        at += 1
+        offset, name, shape = spec
         apart = aligned(one.nbytes)
-        last = first + 1
-        if 0 < one.nbytes <= _SMALL:
-            offset, *kind = specs[first]
-            while last < len(specs) and specs[last] == [offset + (last - first) * apart, *kind]:
-                last += 1
-        if last - first < _RUN:
+        if count == 1 and 0 < one.nbytes <= SMALL:
+            while at < len(specs) and specs[at] == [offset + count * apart, name, shape]:
+                at, count = at + 1, count + 1
+        if count == 1:
             views.append(one)
             continue
-        _view(memory, specs[last - 1], typed)  # the last lies in memory, so all do
-        count = last - first
+        if not one.nbytes:
+            raise WireError("the message has a run of tensors of nothing")
+        _view(memory, [offset + (count - 1) * apart, name, shape], typed)  # the last lies there, so all do
         run = memory[offset : offset + (count - 1) * apart + one.nbytes]
         every = run.as_strided((count, one.nbytes), (apart, 1), run.storage_offset()).view(one.dtype)
         views += every.view(count, *one.shape).unbind(0)

@@ -77,7 +77,7 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
         raise Stuck(f" is a tensor of {tensor.dtype}, which has no plain bytes. Save it in another dtype.")
     if tensor.is_meta:
         raise Stuck(" is a tensor on the meta device: it has a shape and no data. Save its `.shape` instead.")
-    if not _has_its_memory(tensor):
+    if not has_its_memory(tensor):
         raise Stuck(
             " is a tensor whose memory was freed or made smaller. Save a `.clone()` made before that."
         )
@@ -86,7 +86,7 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def _has_its_memory(tensor: torch.Tensor) -> bool:
+def has_its_memory(tensor: torch.Tensor) -> bool:
     """Whether the storage still reaches as far as the tensor does; reading past it ends the process."""
     if tensor.numel() == 0:
         return True

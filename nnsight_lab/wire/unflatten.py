@@ -7,7 +7,7 @@ nothing, calls nothing of a user's, and ends in a value or in `WireError`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeAlias
 
 import torch
@@ -20,9 +20,11 @@ from nnsight_lab.wire.record import Record
 from nnsight_lab.wire.registry import rebuild
 
 Get: TypeAlias = Callable[[Handle], torch.Tensor]
+#: The tensors of so many handles in a row, from the first.
+GetRun: TypeAlias = Callable[[int, int], Sequence[torch.Tensor]]
 
 
-def unflatten(node: Node, get: Get) -> Any:
+def unflatten(node: Node, get: Get, get_run: GetRun | None = None) -> Any:
     """Rebuild what `flatten` took apart.
 
     Args:
@@ -30,12 +32,13 @@ def unflatten(node: Node, get: Get) -> Any:
         get: The tensor of a handle that ``put`` gave; for an array or bytes a flat CPU tensor ``[byte]``,
             uint8. It is called once per handle in the tree and must itself refuse handles it never gave.
             The value holds these very tensors, and arrays over their memory.
+        get_run: What ``put_run`` kept; refuses as ``get`` does.
 
     Raises:
         WireError: The tree is malformed; nothing of it was kept.
     """
     try:
-        return _Unflattener(get).value(node, 0)
+        return _Unflattener(get, get_run).value(node, 0)
     except RecursionError:
         raise WireError("the message is nested too deeply") from None
 
@@ -43,8 +46,9 @@ def unflatten(node: Node, get: Get) -> Any:
 class _Unflattener:
     """One reading of one tree: what has been finished, and where tensors come from."""
 
-    def __init__(self, get: Get) -> None:
+    def __init__(self, get: Get, get_run: GetRun | None) -> None:
         self._get = get
+        self._get_run = get_run
         self._finished: list[object] = []
 
     def value(self, node: Node, depth: int) -> object:
@@ -149,6 +153,14 @@ class _Unflattener:
     def tensor(self, body: Node, depth: int) -> object:
         return self._tensor(body)
 
+    def run(self, body: Node, depth: int) -> object:
+        first, count = items(body, 2)
+        if self._get_run is None or type(first) is not int or type(count) is not int:
+            raise WireError("the message has a run of tensors where there can be none")
+        tensors = list(self._get_run(first, count))
+        self._finished += tensors
+        return tensors
+
     def array(self, body: Node, depth: int) -> object:
         handle, name, shape = items(body, 3)
         dtype = numpy_dtype(name)
@@ -181,6 +193,7 @@ _BUILDS: Final[dict[str, Callable[[_Unflattener, Node, int], object]]] = {
     "m": _Unflattener.pairs,
     "S": _Unflattener.slice,
     "T": _Unflattener.tensor,
+    "L": _Unflattener.run,
     "N": _Unflattener.array,
     "C": _Unflattener.registered,
     "R": _Unflattener.record,

@@ -13,10 +13,10 @@ raises inside the forward, which ends the engine for everybody.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import torch
 from nnsight.intervention.interleaver import Interleaver
@@ -25,8 +25,9 @@ from nnsight.modeling.vllm.batching import VLLMBatcher
 from nnsight.modeling.vllm.interleaver import VLLMInterleaver
 from nnsight.util import apply
 
+_HERE: Final = nullcontext()
 #: A piece that is kept keeps the whole copy: only what a step of generation has is copied together.
-_COMMON_BYTES = 4 << 20
+COMMON_BYTES = 4 << 20
 
 
 @dataclass
@@ -57,13 +58,25 @@ class Common:
     def __init__(self, value: torch.Tensor) -> None:
         self.value = value
         self.copy = _private(value)
-        #: Where rows begin -> they and their piece, changed and not landed yet.
-        self._changed: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        #: Where rows begin in memory -> they, or which they are, and their piece; changed and not landed yet.
+        self._changed: dict[int, tuple[torch.Tensor | Sequence[int], torch.Tensor]] = {}
         self._whole = True
+
+    def split(self, sizes: Sequence[int]) -> Sequence[torch.Tensor]:
+        """The copy in pieces, each with a version counter of its own."""
+        with torch._C._InferenceMode(False):
+            return self.copy.unsafe_split_with_sizes(sizes)
 
     def changed(self, rows: torch.Tensor, piece: torch.Tensor) -> None:
         """A block has changed its piece."""
         self._changed[rows.data_ptr()] = (rows, piece)
+
+    def changed_first(self, group: Sequence[int], piece: torch.Tensor) -> None:
+        """The same of rows of the first axis, looked up only when they must be; of a resized one nothing."""
+        start, size = group
+        value = self.value
+        if piece.shape == (size, *value.shape[1:]):
+            self._changed[value.data_ptr() + start * value.stride(0) * value.itemsize] = (group, piece)
 
     def land(self, rows: torch.Tensor) -> None:
         """Write these rows back now, if they were changed: somebody is about to read or replace them."""
@@ -71,14 +84,15 @@ class Common:
         self._whole = False
         found = self._changed.pop(rows.data_ptr(), None)
         if found is not None:
-            found[0].copy_(found[1])
+            rows.copy_(found[1])
 
     def land_all(self) -> None:
         """Write back what was changed: at once, where nothing was written beside it."""
         if self._whole and len(self._changed) > 1:
             self.value.copy_(self.copy)
         else:
-            for rows, piece in self._changed.values():
+            for where, piece in self._changed.values():
+                rows = where if isinstance(where, torch.Tensor) else self.value.narrow(0, *where)
                 rows.copy_(piece)
         self._changed.clear()
 
@@ -90,11 +104,17 @@ class Commons:
         self._by_value: dict[int, Common] = {}
         self._taken: set[tuple[int, int]] = set()
 
+    def first(self, value: torch.Tensor, starts: Iterable[int]) -> Common:
+        """The common copy of ``value``, of which the requests that begin there are given their rows."""
+        self._taken.update((id(value), start) for start in starts)
+        found = self._by_value[id(value)] = Common(value)
+        return found
+
     def of(self, value: torch.Tensor, rows: torch.Tensor, group: list[int]) -> Common | None:
         """The common copy of ``value``; None where these rows were given before, or it holds too much."""
         common = self._by_value.get(id(value))
         taken = (id(value), group[0])
-        if taken in self._taken or value.nbytes > _COMMON_BYTES:
+        if taken in self._taken or value.nbytes > COMMON_BYTES:
             if common is not None:
                 common.land(rows)
             return None
@@ -107,6 +127,10 @@ class Commons:
         """Write back what was changed."""
         for common in self._by_value.values():
             common.land_all()
+
+    def copies(self) -> list[torch.Tensor]:
+        """The copies."""
+        return [common.copy for common in self._by_value.values()]
 
 
 class Visit:
@@ -241,6 +265,8 @@ class LabInterleaver(VLLMInterleaver):
         busy: Nnsight's: whether a module has anybody to hand over to.
         stops: Whether this step's graph stops at taps.
         hushed: Set where a replay is acted out without a graph: modules run, and only taps may serve.
+        together: Serves all blocks of a visit that can be (see `nnsight_lab.worker.together`); None for none.
+        aside: The stream of blocks (see `nnsight_lab.worker.aside`); None on a CPU.
     """
 
     interleaving: bool
@@ -255,6 +281,8 @@ class LabInterleaver(VLLMInterleaver):
         self.spliced: dict[str, list[tuple[list[int], Any]]] = {}
         self.stops = False
         self.hushed = False
+        self.together: Any = None
+        self.aside: Any = None
         self._recording: Any = None
 
     @contextmanager
@@ -280,6 +308,33 @@ class LabInterleaver(VLLMInterleaver):
             return
         super().replay(location, live)
 
+    def _serve(self, batcher: LabBatcher, provider: str, value: Any) -> Any:
+        outer, commons = batcher.commons, Commons()
+        batcher.commons = commons
+        try:
+            given, asks_more = value, True
+            if (
+                self.together is not None
+                and provider not in self.observers
+                and not self._fragmented(provider)
+            ):
+                asks_more = self.together.serve(self, provider, value, commons)
+            value = Interleaver.handle(self, provider, value)
+            commons.land_all()
+            if self.together is not None:
+                self.together.learn(provider, commons)
+            if asks_more and self.aside is not None:
+                self.aside.written()
+                if value is not given or batcher.partial_skip:
+                    self.aside.hand_over((value, [replacement for _, replacement in batcher.partial_skip]))
+        finally:
+            batcher.commons = outer
+        return value
+
+    def _fragmented(self, provider: str) -> bool:
+        fragments = self.fragments
+        return fragments is not None and bool(fragments.enabled and fragments.fragmented(provider))
+
     def handle(self, provider: str, value: Any) -> Any:
         if self._recording is not None:
             self._recording.reached(provider, value)
@@ -291,14 +346,9 @@ class LabInterleaver(VLLMInterleaver):
             for group, replacement in self.spliced.pop(path):
                 value = self.batcher.widen(value, group, replacement)
         batcher = self.batcher
-        if provider in self.parked and len(self.mediators) > 1 and batcher is not None:
-            outer, commons = batcher.commons, Commons()
-            batcher.commons = commons
-            try:
-                value = Interleaver.handle(self, provider, value)
-                commons.land_all()
-            finally:
-                batcher.commons = outer
+        if provider in self.parked and batcher is not None:
+            with self.aside or _HERE:
+                value = self._serve(batcher, provider, value)
         else:
             value = Interleaver.handle(self, provider, value)
         if batcher is not None and batcher.partial_skip:

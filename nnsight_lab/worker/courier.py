@@ -78,6 +78,8 @@ class Courier:
 
     def __init__(self, settings: Mapping[str, Any] | None, rank: int, device: torch.device) -> None:
         self._cuda = device.type == "cuda"
+        #: Where blocks compute (see `nnsight_lab.worker.aside`); None where that is the model's own stream.
+        self.aside: Any = None
         self._inline_bytes = INLINE_BYTES if settings else sys.maxsize
         settings = settings or _NOWHERE
         #: Where its files are.
@@ -181,6 +183,8 @@ class Courier:
             layout.copy_into(memory)
             return None
         self._stream.wait_stream(torch.cuda.current_stream())
+        if self.aside is not None:
+            self.aside.join(self._stream)
         with torch.cuda.stream(self._stream):
             layout.copy_into(memory, non_blocking=True)
             done = torch.cuda.Event()  # type: ignore[no-untyped-call]

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from types import CodeType
-from typing import Any
+from typing import Any, Final
 
-from greenlet import GreenletExit
+from greenlet import GreenletExit, getcurrent
 from nnsight.intervention.interleaver import Mediator
 from nnsight.modeling.vllm.model_runners.GPUModelRunner import Request
 
@@ -20,8 +21,14 @@ from nnsight_lab.wire.messages import WorkerError
 from nnsight_lab.worker.batching import LabBatcher, Visit
 from nnsight_lab.worker.courier import Parcel
 
+_HERE: Final = nullcontext()
 #: Reads remembered for error messages; a loop over tokens asks for the same few again and again.
 _REMEMBERED = 64
+
+
+def aside_of(interleaver: Any) -> AbstractContextManager[None]:
+    """Where blocks compute (see `nnsight_lab.worker.aside`), to be entered."""
+    return getattr(interleaver, "aside", None) or _HERE
 
 
 class ExitedBlock(Exception):
@@ -87,6 +94,7 @@ class BlockMediator(Mediator):
         ended: Where it puts itself down once its code has run; None where nobody asks.
         late: What it was still waiting for, and the line, when its request was over.
         wide: What in it names a module that no replay serves (see `nnsight_lab.worker.steps`).
+        visit: What it was given at a visit at which it asks for more; None where it does not.
     """
 
     def __init__(self, block: Block, code: CodeType, wide: str = "") -> None:
@@ -102,13 +110,23 @@ class BlockMediator(Mediator):
         self.ended: list[BlockMediator] | None = None
         self.late: tuple[str, int] | None = None
         self.wide = wide
+        self.visit: Visit | None = None
+
+    def start(self, interleaver: Any = None) -> None:
+        with aside_of(interleaver):
+            super().start(interleaver)
 
     def switch(self, *args: Any) -> Any:
         if GIVEN_UP and given_up(self.rider_of):
             raise ExitedBlock(BlockStopped("its request was given up"))
+        worker = self.worker
+        worker.parent = getcurrent()
         try:
-            pending = super().switch(*args)
-        except (Exception, GreenletExit):
+            pending = worker.switch(*args)
+        except (Exception, GreenletExit) as error:
+            # As nnsight does: only the block's own frames, before the model's are added.
+            if not hasattr(error, "__intervention_tb__"):
+                error.__intervention_tb__ = error.__traceback__  # type: ignore[union-attr]
             raise
         except BaseException as error:
             # SystemExit and its like would go through the forward and end the engine for everybody.
@@ -128,13 +146,15 @@ class BlockMediator(Mediator):
         batcher = self.interleaver.batcher
         if not isinstance(batcher, LabBatcher):
             return super().handle(provider, value)
+        visit, self.visit = self.visit or Visit(), None
         # A module called from inside a block serves its own locations while this one is open.
-        outer, batcher.visit = batcher.visit, Visit()
-        try:
-            return super().handle(provider, value)
-        finally:
-            batcher.visit.write_back(leaves=True)
-            batcher.visit = outer
+        outer, batcher.visit = batcher.visit, visit
+        with aside_of(self.interleaver):
+            try:
+                return super().handle(provider, value)
+            finally:
+                batcher.visit.write_back(leaves=True)
+                batcher.visit = outer
 
     def note_late(self) -> None:
         """Note what it waits for in vain: a location that it had asked for before may be it, too."""

@@ -8,6 +8,7 @@ and a request no block rides is not tracked at all, so it costs nothing.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from greenlet import error as greenlet_error
@@ -22,7 +23,7 @@ from nnsight_lab.wire.messages import BlockSaves, RequestSaves, SequenceSaves, W
 from nnsight_lab.worker.caches import plain
 from nnsight_lab.worker.courier import Courier, Parcel
 from nnsight_lab.worker.declarations import Declarations
-from nnsight_lab.worker.greenlets import BlockMediator
+from nnsight_lab.worker.greenlets import BlockMediator, aside_of
 from nnsight_lab.worker.steps import Need, Steps
 
 #: Marks of values that are gone are sorted out once there are so many.
@@ -41,14 +42,22 @@ class Template(NamedTuple):
 class LabRequest(Request):
     """A tracked request; ``copies`` is keyed by registration id, in the order the edits run."""
 
-    __slots__ = ("allowed_bytes", "block_errors", "names", "share")
+    __slots__ = ("allowed_bytes", "away", "block_errors", "names", "riders", "share", "step")
 
     def __init__(self, request_id: str) -> None:
         super().__init__(request_id)
+        #: Its blocks, an edit's before the trace's.
+        self.riders: list[BlockMediator] = []
+        #: The last step that it was part of; and, where it sits steps out, what had been reached by then.
+        self.step = 0
+        self.away: dict[str, int] | None = None
         self.names: dict[str, str] = {}
         self.allowed_bytes: int | None = None
         self.share = ""
         self.block_errors: dict[str, WorkerError] = {}
+
+    def workers(self) -> list[BlockMediator]:
+        return self.riders
 
 
 class LabRequests(Requests):
@@ -73,6 +82,9 @@ class LabRequests(Requests):
         self.declared: Declarations | None = None
         #: What was collected and may still be on its way into shared memory.
         self.leaving: list[Parcel] = []
+        #: Steps so far, and the blocks of the one under way.
+        self.step = 0
+        self.scheduled: list[BlockMediator] = []
         #: Blocks whose code has run since they were last packed; None where packing early gains nothing.
         self.ended: list[BlockMediator] | None = [] if courier.overlaps else None
 
@@ -155,14 +167,17 @@ class LabRequests(Requests):
 
     def _aboard(self, mediator: BlockMediator, request: LabRequest) -> BlockMediator:
         mediator.rider_of, mediator.ended = request.id, self.ended
+        request.riders.append(mediator)
         return mediator
 
     def refuse_chunked(self, spans: list[tuple[str, int]], states: dict[str, Any]) -> None:
         """A prompt that arrives in pieces is an error for every block that would read it."""
         for request_id, scheduled in spans:
             request = self.requests.get(request_id)
+            if request is None or not request.riders or (scheduled == 1 and request.step):
+                continue
             state = states.get(request_id)
-            if request is None or state is None or not request.workers():
+            if state is None:
                 continue
             if state.num_computed_tokens + scheduled >= state.num_prompt_tokens:
                 continue
@@ -182,6 +197,61 @@ class LabRequests(Requests):
                 request.block_errors[TRACE_BLOCK] = error
             request.mediator = None
             request.copies = {}
+            request.riders = []
+
+    # -- steps ---------------------------------------------------------------------------------
+
+    def scope(self, model: Any, spans: list[tuple[str, int]]) -> None:
+        """Give every block of this step its rows, in one pass over the requests.
+
+        What nnsight's does, which counts for each block that sits a step out every location that the model
+        has: milliseconds a step, for requests that are over and not collected yet. Here that is counted when
+        a request comes back.
+        """
+        interleaver = model.interleaver
+        counts = interleaver.counts
+        self.step = step = self.step + 1
+        scheduled: list[BlockMediator] = []
+        start = 0
+        requests = self.requests
+        for row, (request_id, tokens) in enumerate(spans):
+            request = requests.get(request_id)
+            if request is not None:
+                request.step = step
+                if request.away is not None:
+                    _came_back(request, counts)
+                group = [start, tokens]
+                for mediator in request.riders:
+                    worker = mediator.worker
+                    if worker is None:
+                        mediator.batch_group, mediator.row = group, row
+                        scheduled.append(mediator)
+                        self._begin(mediator, interleaver)
+                    elif worker or mediator.caches or mediator.exception is not None:
+                        # One that failed keeps its row, so that its request can be ended at every step.
+                        mediator.batch_group, mediator.row = group, row
+                        scheduled.append(mediator)
+                    else:
+                        mediator.batch_group = None
+            start += tokens
+        reached: dict[str, int] | None = None
+        for request in requests.values():
+            if request.step != step and request.away is None:
+                reached = request.away = reached or dict(counts)
+                for mediator in request.riders:
+                    mediator.batch_group = None
+        interleaver.batcher.total = start
+        interleaver.mediators = self.scheduled = scheduled
+        interleaver.reindex()
+        self.nrows = len(spans)
+
+    def _begin(self, mediator: BlockMediator, interleaver: Any) -> None:
+        try:
+            mediator.start(interleaver)
+        except Exception as exception:
+            if not interleaver.defer_exceptions:
+                raise
+            mediator.exception = exception
 
     # -- the end of a request ------------------------------------------------------------------
 
@@ -204,7 +274,8 @@ class LabRequests(Requests):
         mediator.note_late()
         error, expected = dangling_unwind(mediator)
         try:
-            mediator.worker.throw(error)
+            with aside_of(mediator.interleaver):  # what the block does on its way out
+                mediator.worker.throw(error)
         except greenlet_error:
             return  # another thread (Ray collects on its own): dropped without a word
         except BaseException as thrown:
@@ -223,11 +294,10 @@ class LabRequests(Requests):
         What was saved is noted when a block is packed, not at each step: marks are the block's own here,
         and a block that loops over a thousand tokens would be looked through a thousand times.
         """
-        for request in self.requests.values():
-            for mediator in request.workers():
-                failed = mediator.exception is not None and mediator.lab_error is None
-                if mediator.batch_group is not None and (failed or len(mediator.marks) > _MARKS):
-                    self.record(mediator)
+        for mediator in self.scheduled:
+            failed = mediator.exception is not None and mediator.lab_error is None
+            if failed or len(mediator.marks) > _MARKS:
+                self.record(mediator)
         self.pack_ended()
 
     def pack_ended(self) -> None:
@@ -337,3 +407,13 @@ class LabRequests(Requests):
             requested=requested,
             order=self.interleaver.counts if self.interleaver is not None else (),
         )
+
+
+def _came_back(request: LabRequest, counts: Mapping[str, int]) -> None:
+    """What was reached while a request sat steps out is not its own."""
+    away, request.away = request.away or {}, None
+    for mediator in request.riders:
+        if mediator.worker is not None:
+            base = mediator.counts_at_start
+            for location, count in counts.items():
+                base[location] = base.get(location, 0) + count - away.get(location, 0)

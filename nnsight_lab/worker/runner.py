@@ -19,14 +19,17 @@ from nnsight_lab import pins
 from nnsight_lab.wire.codec import decode, encode
 from nnsight_lab.wire.keys import SAVES_CONFIG
 from nnsight_lab.worker import jail, looking, peeking, stopping
+from nnsight_lab.worker.aside import Aside
 from nnsight_lab.worker.batching import LabBatcher, LabInterleaver
 from nnsight_lab.worker.courier import Courier
 from nnsight_lab.worker.declarations import Declarations
 from nnsight_lab.worker.describing import modules_seen
 from nnsight_lab.worker.graphs import TwoGraphs
+from nnsight_lab.worker.greenlets import aside_of
 from nnsight_lab.worker.heap import Heap
 from nnsight_lab.worker.requests import LabRequests
 from nnsight_lab.worker.steps import Need, Steps
+from nnsight_lab.worker.together import Together
 
 
 class LabRunner(NNsightGPUModelRunner):
@@ -45,10 +48,13 @@ class LabRunner(NNsightGPUModelRunner):
         interleaver.__class__ = LabInterleaver
         interleaver.prepare()
         interleaver.batcher = LabBatcher(None)
+        interleaver.together = Together()
+        interleaver.aside = Aside(self.device) if self.device.type == "cuda" else None
         settings = (self.vllm_config.additional_config or {}).get(SAVES_CONFIG)
         # The rank over tensor and pipeline parallelism: each worker has slabs of its own.
         self.lab_rank = get_world_group().rank
         self.courier = Courier(settings, self.lab_rank, self.device)
+        self.courier.aside = interleaver.aside
         self.heap = Heap(on_cpu=self.device.type == "cpu")
         # Reads are gathered, so every rank of a tensor-parallel group holds the same values: one
         # moves them. Pipeline stages each answer for the layers they have.
@@ -88,6 +94,15 @@ class LabRunner(NNsightGPUModelRunner):
         self.steps.learn(interleaver.counts)
         requests.pack_ended()
         return output
+
+    def _still_running(self) -> Any:
+        """nnsight's; where no block has ended, nothing is sorted anew."""
+        interleaver = self.nnsight_model.interleaver
+        alive = [mediator for mediator in interleaver.mediators if mediator.worker]
+        if len(alive) != len(interleaver.mediators):
+            interleaver.mediators = alive
+            interleaver.reindex()
+        return interleaver
 
     def _determine_batch_execution_and_padding(self, *args: Any, **kwargs: Any) -> Any:
         """How vLLM runs this step; module by module where a block waits for what no replay serves."""
@@ -202,7 +217,8 @@ class LabRunner(NNsightGPUModelRunner):
             What it found; or ``{"refused": why}``, since an exception here says nothing to the caller.
         """
         try:
-            return encode(peeking.peek(self.nnsight_requests, **decode(asked)))
+            with aside_of(self.nnsight_model.interleaver):  # where what blocks keep is
+                return encode(peeking.peek(self.nnsight_requests, **decode(asked)))
         except Exception as error:  # a look at a request must not end the engine
             return encode({"refused": f"{type(error).__name__}: {error}"})
 

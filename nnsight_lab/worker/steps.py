@@ -68,6 +68,7 @@ class Steps:
         self.reasons: Counter[str] = Counter()
         #: Location -> how often one forward reaches it.
         self.visits: dict[str, int] = {}
+        self._in_module: dict[str, bool] = {}
         self._known = 0
         self._before: dict[str, int] | None = None
         self._tapped = frozenset(tap.rpartition(".")[0] for tap in taps)
@@ -81,16 +82,19 @@ class Steps:
         if interleaver.observers:
             return Need.HOOKS, "tracer.cache()"
         found = Need.NOTHING, ""
+        counts, in_module = interleaver.counts, self._in_module
         for mediator in interleaver.mediators:
             pending = mediator.pending
-            if not mediator.alive or pending is None:
+            if pending is None or not mediator.worker:
                 continue
             location = pending.provider
             if location is None:
                 return Need.HOOKS, "a barrier"
-            if not is_module_location(location):
+            if location not in in_module:
+                in_module[location] = is_module_location(location)
+            if not in_module[location]:
                 continue
-            reached = mediator.occurrence(location)
+            reached = counts.get(location, 0) - mediator.counts_at_start.get(location, 0)
             if not reached <= pending.iteration < reached + self.visits.get(location, 1):
                 continue  # of a later step, or one that is never reached again
             if location not in self.taps:
@@ -161,9 +165,11 @@ class Steps:
                 counts[location] = counts.get(location, 0) + visits
         for mediator in interleaver.mediators:
             pending = mediator.pending
-            if not mediator.alive or pending is None or pending.provider in (None, *self.taps):
+            if pending is None or not mediator.worker:
                 continue
             location = pending.provider
+            if location is None or location in self.taps:
+                continue
             if is_module_location(location) and pending.iteration < mediator.occurrence(location):
                 _miss(mediator, location)
 

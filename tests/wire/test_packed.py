@@ -5,10 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
+from nnsight_lab.errors import CannotTravel
 from nnsight_lab.wire import packed as wire
+from nnsight_lab.wire.codec import encode
 from nnsight_lab.wire.extent import Extent
 from nnsight_lab.wire.limits import WireError
 from nnsight_lab.wire.packed import Layout, Packed, unpack
+from nnsight_lab.wire.unflatten import unflatten
 
 EXTENT = Extent(path="none", slab_bytes=1 << 20, offset=0, nbytes=1 << 20, rank=0)
 DTYPES = [torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.float8_e4m3fn, torch.complex64]
@@ -62,16 +65,102 @@ def test_tensors_of_a_run_are_each_ones_own():
     assert [float(x[0]) for x in found] == [0, 1, 3, 0, 4, 5, 6, 7]
 
 
-@pytest.mark.parametrize("edit", ["offset", "shape", "dtype", "past"])
-def test_a_run_that_points_outside_its_piece_is_refused(edit):
+HOSTILE_RUNS = {
+    "offset": ("[[0,", "[[2,"),
+    "shape": ("[]", "[99999999]"),
+    "nothing": ("[]", "[0]"),
+    "dtype": ("float32", "float99"),
+    "one more": (",8]", ",9]"),
+    "very many": (",8]", ",1000000000000]"),
+    "none": (",8]", ",0]"),
+    "less than none": (",8]", ",-8]"),
+    "no number": (",8]", ",true]"),
+    "a member more": (",8]", ",8,8]"),
+}
+
+
+@pytest.mark.parametrize(("old", "new"), HOSTILE_RUNS.values(), ids=HOSTILE_RUNS)
+def test_a_run_that_points_outside_its_piece_is_refused(old, new):
     layout = Layout.of([torch.tensor(float(i)) for i in range(8)], name="x")
     message = layout.packed(EXTENT)
-    tensors = {
-        "offset": message.tensors.replace("[448,", "[450,"),
-        "shape": message.tensors.replace("[]", "[99999999]"),
-        "dtype": message.tensors.replace("float32", "float99"),
-        "past": message.tensors,
-    }[edit]
-    memory = torch.zeros(layout.nbytes - (64 if edit == "past" else 0), dtype=torch.uint8)
+    assert old in message.tensors
+    memory = torch.zeros(layout.nbytes, dtype=torch.uint8)
     with pytest.raises(WireError):
-        unpack(Packed(message.tree, EXTENT, tensors), lambda _: memory)
+        unpack(Packed(message.tree, EXTENT, message.tensors.replace(old, new)), lambda _: memory)
+    with pytest.raises(WireError):
+        unpack(message, lambda _: memory[:-64])
+
+
+@pytest.mark.parametrize(
+    "body", ["[0,9]", "[1,8]", "[-1,2]", "[0,-1]", "[9,0]", "[true,2]", "[0,1e0]", "[0]", "8", "null"]
+)
+def test_a_list_that_names_tensors_that_are_not_there_is_refused(body):
+    layout = Layout.of([torch.tensor(float(i)) for i in range(8)], name="x")
+    message = layout.packed(EXTENT)
+    assert message.tree == '{"L":[0,8]}'
+    memory = torch.zeros(layout.nbytes, dtype=torch.uint8)
+    with pytest.raises(WireError):
+        unpack(Packed(f'{{"L":{body}}}', EXTENT, message.tensors), lambda _: memory)
+
+
+def test_a_message_of_the_codec_has_no_runs():
+    value = [torch.tensor(float(i)) for i in range(8)]
+    assert b'"L"' not in encode(value)
+    with pytest.raises(WireError, match="run of tensors"):
+        unflatten({"L": [0, 1]}, lambda handle: value[0])
+
+
+ODD_LISTS = {
+    "twice the same": lambda x: [x[0], x[1], x[0], x[2], x[3]],
+    "two dtypes": lambda x: [*x, x[0].double()],
+    "two shapes": lambda x: [*x, torch.zeros(3)],
+    "with a gradient": lambda x: [*x, torch.zeros(2, requires_grad=True)],
+    "a parameter": lambda x: [*x, torch.nn.Parameter(torch.zeros(2))],
+    "negated views": lambda x: [(one * 1j).conj().imag for one in x],
+    "conjugated": lambda x: [(one * 1j).conj() for one in x],
+    "strided": lambda x: [torch.zeros(2, 4)[:, i] + i for i in range(4)] + [torch.ones(2, 4)[:, 0]],
+    "expanded": lambda x: [torch.tensor(float(i)).expand(2) for i in range(5)],
+    "views of one": lambda x: list(torch.arange(10.0).view(5, 2)),
+    "something else between": lambda x: [*x[:2], "and", *x[2:]],
+    "three": lambda x: x[:3],
+    "empty ones": lambda x: [torch.zeros(0) for _ in range(6)],
+    "large ones": lambda x: [torch.full((5000,), float(i)) for i in range(5)],
+    "half precision": lambda x: [one.bfloat16() for one in x],
+    "in a list in a dict": lambda x: {"a": [[*x], x[1]], "b": (x, [x[2]])},
+}
+
+
+@pytest.mark.parametrize("make", ODD_LISTS.values(), ids=ODD_LISTS)
+def test_lists_of_tensors_come_back_as_they_were_whatever_is_in_them(make):
+    value = make([torch.tensor([float(i), -float(i)]) for i in range(6)])
+    found, _ = there_and_back(value)
+
+    def same(a, b):
+        if isinstance(a, torch.Tensor):
+            assert a.dtype == b.dtype
+            assert a.shape == b.shape
+            assert torch.equal(a.detach(), b)
+        elif isinstance(a, dict):
+            assert a.keys() == b.keys()
+            for key in a:
+                same(a[key], b[key])
+        elif isinstance(a, list | tuple):
+            assert type(a) is type(b)
+            assert len(a) == len(b)
+            for x, y in zip(a, b, strict=True):
+                same(x, y)
+        else:
+            assert a == b
+
+    same(value, found)
+    if isinstance(value, list):
+        assert [[y is x for y in found].index(True) for x in found] == [
+            [y is x for y in value].index(True) for x in value
+        ]
+
+
+def test_a_list_of_tensors_whose_memory_is_gone_is_refused():
+    value = [torch.arange(64.0) for _ in range(6)]
+    value[4].untyped_storage().resize_(8)
+    with pytest.raises(CannotTravel, match=r"x\[4\].*memory was freed"):
+        Layout.of(value, name="x")

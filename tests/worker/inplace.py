@@ -21,6 +21,7 @@ from nnsight_lab.worker import batching
 from nnsight_lab.worker.batching import LabBatcher
 from nnsight_lab.worker.courier import Copies, Courier
 from nnsight_lab.worker.cpu import LabCPUWorker
+from nnsight_lab.worker.together import Together
 
 
 class SharingBatcher(VLLMBatcher):
@@ -111,7 +112,8 @@ class InPlaceCPUWorker(LabCPUWorker):
 
     def share_copies(self, sharing: bool) -> None:
         """Serve the blocks of a step pieces of a common copy, as the package does, or a copy each."""
-        batching._COMMON_BYTES = 4 << 20 if sharing else 0
+        batching.COMMON_BYTES = 4 << 20 if sharing else 0
+        self.model_runner.nnsight_model.interleaver.together = Together() if sharing else None
 
     def common_copies(self) -> int:
         """How many common copies there have been."""
@@ -121,3 +123,4 @@ class InPlaceCPUWorker(LabCPUWorker):
         """Serve blocks views, as nnsight does, or private copies, as this package does."""
         interleaver = self.model_runner.nnsight_model.interleaver
         interleaver.batcher = SharingBatcher(None) if sharing else LabBatcher(None)
+        interleaver.together = None if sharing else Together()
