@@ -111,7 +111,5 @@ def reason(log: Path) -> str:
     """The last error that a log tells, in one line; empty where there is none."""
     found: list[str] = _REASON.findall(log.read_text(encoding="utf-8", errors="replace"))
     # vLLM's last words are that something above them failed.
-    telling = [
-        text for text in found if "See root cause above" not in text and "Engine core init" not in text
-    ]
+    telling = [text for text in found if "root cause" not in text]
     return (telling or found or [""])[-1][:300]

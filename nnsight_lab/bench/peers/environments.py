@@ -21,6 +21,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Final
 
+import psutil
+
 from nnsight_lab.errors import BenchRefused, nearest
 
 SETUP: Final = "nnsight-lab bench peers --setup"
@@ -129,7 +131,12 @@ class Environments:
             peer: Whose.
             anchor: A folder in which this package, and nothing else, is found.
         """
-        extra = {"VLLM_PLUGINS": peer.plugins, "PYTHONNOUSERSITE": "1", "TOKENIZERS_PARALLELISM": "false"}
+        extra = {
+            "VLLM_PLUGINS": peer.plugins,
+            "VLLM_CPU_KVCACHE_SPACE": os.environ.get("VLLM_CPU_KVCACHE_SPACE", str(_kv_cache_gib())),
+            "PYTHONNOUSERSITE": "1",
+            "TOKENIZERS_PARALLELISM": "false",
+        }
         path = [str(anchor)]
         if self.python(peer) == Path(sys.executable):
             mine = self.packages.get(peer.name)
@@ -176,6 +183,12 @@ class Environments:
             return json.loads((self.folder / peer.name / _STAMP).read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return None
+
+
+def _kv_cache_gib() -> int:
+    """On a CPU engine, the same for every peer: vLLM's default, most of the machine, is rarely free."""
+    available: int = psutil.virtual_memory().available
+    return max(1, min(4, available // (8 * 2**30)))
 
 
 def _here(requirements: tuple[str, ...]) -> bool:

@@ -6,6 +6,7 @@ sees is the whole batch; it copies what is asked for to the CPU.
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, Final
@@ -49,13 +50,8 @@ class HF:
     """A model with hooks on its decoder layers."""
 
     def __init__(self, job: Job) -> None:
-        import torch
-        from transformers import AutoModelForCausalLM
-
         self.device = "cuda" if on_cuda() else "cpu"
-        self.model: Any = AutoModelForCausalLM.from_pretrained(
-            job.model, dtype=getattr(torch, job.dtype_name), device_map=self.device, local_files_only=True
-        ).eval()
+        self.model = loaded(job, self.device)
         self.layers = list(_layers(self.model))
 
     def cannot(self, what: str) -> str:
@@ -117,6 +113,18 @@ class HF:
                 do_sample=False,
                 pad_token_id=0,
             ).cpu()
+
+
+def loaded(job: Job, device: str, **options: Any) -> Any:
+    """The model on its device; straight to it where accelerate is there, which that needs."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    place = {"device_map": device} if importlib.util.find_spec("accelerate") else {}
+    model: Any = AutoModelForCausalLM.from_pretrained(
+        job.model, dtype=getattr(torch, job.dtype_name), local_files_only=True, **place, **options
+    )
+    return model.to(device).eval()
 
 
 def _layers(model: Any) -> Any:

@@ -188,7 +188,7 @@ def _rounds(work: Callable[[], object], count: int) -> list[float]:
     work()
     first = time.perf_counter() - began
     gc.collect()
-    if first > _SLOW_S:
+    if first > _SLOW_S or count < 2:
         return [first]
     return list(rounds.run({"it": work}, count, warm_up=0).seconds["it"])
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
-from nnsight_lab.bench.peers.runners.hf import Batched
+from nnsight_lab.bench.peers.runners.hf import Batched, loaded
 from nnsight_lab.bench.peers.runners.measuring import Call, Job, main, on_cuda
 from nnsight_lab.bench.peers.works import ALL, LAST, SAVE, STEER, STRENGTH
 
@@ -23,15 +23,13 @@ class TransformerLens:
     def __init__(self, job: Job) -> None:
         import torch
         from transformer_lens.model_bridge import TransformerBridge
-        from transformers import AutoModelForCausalLM
 
         self.device = "cuda" if on_cuda() else "cpu"
-        dtype = getattr(torch, job.dtype_name)
-        model = AutoModelForCausalLM.from_pretrained(
-            job.model, dtype=dtype, device_map=self.device, attn_implementation="eager", local_files_only=True
-        ).eval()
         self.bridge: Any = TransformerBridge.boot_transformers(
-            job.model, hf_model=model, device=self.device, dtype=dtype
+            job.model,
+            hf_model=loaded(job, self.device, attn_implementation="eager"),
+            device=self.device,
+            dtype=getattr(torch, job.dtype_name),
         )
         self.names = [f"blocks.{layer}.hook_out" for layer in range(self.bridge.cfg.n_layers)]
 
