@@ -51,6 +51,12 @@ def add_parser(works: Any, say: Callable[[str], None], option: Callable[[str], t
         help="a folder of that peer's packages (pip install --target), used with this Python",
     )  # fmt: skip
     parser.add_argument("--logs", type=Path, metavar="DIR", help="keep what the peers print")
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        metavar="DIR",
+        help="keep what each peer told; who is done there is not run again",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--rows", type=Path, metavar="FILE", help="add each row to a file as it comes")
     parser.add_argument("--figure", type=Path, metavar="FILE", help=".html, .png or .json")
@@ -110,6 +116,7 @@ def _measured(
         work_limit_s=arguments.work_limit_s,
         again=not arguments.once,
         logs=arguments.logs,
+        folder=arguments.folder,
     )
 
     def tell(row: dict[str, Any]) -> None:

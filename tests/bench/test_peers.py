@@ -296,6 +296,30 @@ def test_an_interrupt_ends_the_runner(tmp_path: Path, llama_path: Path) -> None:
     assert not runners[0].is_running()
 
 
+def test_who_is_done_is_not_run_again(tmp_path: Path, llama_path: Path) -> None:
+    # Neither of the two is installed, so whatever they told is of an earlier time.
+    peers = environments.chosen("vllm-lens,transformer-lens")
+    asked = some("w2_nothing")
+    ready = {
+        "ready": True,
+        "version": "9.9",
+        "versions": {},
+        "start_s": 1.0,
+        "dtype": "float32",
+        "device": "cpu",
+    }
+    line = {"work": "w2_nothing", "note": "", "tokens": [[1]], "values": None, "seconds": [2.0]}
+    for peer, told in ((peers[0], [ready, line, {"done": True}]), (peers[1], [ready, line])):
+        folder = tmp_path / "kept" / peer.name
+        folder.mkdir(parents=True)
+        (folder / "lines.jsonl").write_text("\n".join(map(json.dumps, told)) + "\n")
+        (folder / "job.json").write_text(json.dumps({"works": [dataclasses.asdict(work) for work in asked]}))
+    plan = Plan(str(llama_path), peers, asked, Environments(tmp_path), folder=tmp_path / "kept")
+    rows = {row["peer"]: row for row in report(plan)["rows"]}
+    assert (rows["vllm-lens"]["seconds"], rows["vllm-lens"]["version"]) == (2.0, "9.9")
+    assert rows["transformer-lens"]["note"].startswith("not installed")  # it had not got to its end
+
+
 # ---- what is shown
 
 

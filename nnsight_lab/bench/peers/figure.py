@@ -17,7 +17,7 @@ import plotly.graph_objects as go
 
 from nnsight_lab.bench.jupyterlab import find_chromium
 from nnsight_lab.bench.peers.environments import peers
-from nnsight_lab.bench.peers.report import PLAIN
+from nnsight_lab.bench.peers.report import OURS, PLAIN
 from nnsight_lab.bench.peers.works import Work
 from nnsight_lab.errors import BenchRefused
 from nnsight_lab.lens.palette import LINES
@@ -26,6 +26,15 @@ from nnsight_lab.plots.figure import finished
 KINDS: Final = (".html", ".png", ".json")
 _SIZE: Final = (1180, 560)
 _DRAW_S: Final = 60
+#: What is asked of a work, as there is room for it.
+_ASKED: Final = {
+    "nothing asked": "nothing",
+    "one layer saved": "save",
+    "one layer steered at every token": "steer",
+    "all layers saved, last token": "last rows",
+    "all layers saved": "all layers",
+}
+_TICKS: Final = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 
 
 def figure(found: dict[str, Any], theme: str = "light") -> go.Figure:
@@ -35,12 +44,15 @@ def figure(found: dict[str, Any], theme: str = "light") -> go.Figure:
         found: A report.
         theme: ``"auto"``, ``"light"`` or ``"dark"``.
     """
-    known = list(peers().values())
+    # Ours first, in the palette's first colour.
+    known = sorted(
+        (peer for peer in peers().values() if peer.name != PLAIN), key=lambda peer: peer.name != OURS
+    )
     works = {name: Work(**work) for name, work in found["works"].items()}
     rows = {(row["peer"], row["work"]): row for row in found["rows"]}
     drawn = go.Figure(layout={"template": None})
     ratios = []
-    for place, peer in enumerate(peer for peer in known if peer.name != PLAIN):
+    for place, peer in enumerate(known):
         mine = {name: rows.get((peer.name, name), {}).get("ratio") for name in works}
         if not any(mine.values()):
             continue
@@ -48,7 +60,7 @@ def figure(found: dict[str, Any], theme: str = "light") -> go.Figure:
         drawn.add_trace(
             go.Bar(
                 name=peer.title,
-                x=[_axis(work) for work in works.values()],
+                x=[list(names) for names in zip(*(_axis(work) for work in works.values()), strict=True)],
                 # From 1: a bar of a logarithmic axis has no natural foot.
                 y=[None if ratio is None else ratio - 1 for ratio in mine.values()],
                 base=1,
@@ -56,21 +68,17 @@ def figure(found: dict[str, Any], theme: str = "light") -> go.Figure:
                     [ratio, (rows.get((peer.name, name)) or {}).get("seconds")]
                     for name, ratio in mine.items()
                 ],
-                marker={"color": LINES[(place + 1) % len(LINES) if peer.name != "nnsight-lab" else 0]},
+                marker={"color": LINES[place % len(LINES)]},
                 hovertemplate="%{x}<br><b>%{customdata[0]:.2f}</b> times, %{customdata[1]:.3f} s"
                 f"<extra>{peer.title}</extra>",
             )
         )
     machine = found["machine"]
     low, high = min([0.8, *ratios]), max([2.0, *ratios])
-    marks = [
-        mark
-        for mark in (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
-        if low / 1.2 <= mark <= high * 1.3
-    ]
+    marks = [mark for mark in _TICKS if low / 1.1 <= mark <= high * 1.25]
     return finished(
         drawn,
-        title=f"Time / {found['ratio_to']}'s for the same prompts with nothing asked",
+        title=f"Time, as a multiple of {found['ratio_to']}'s for the same prompts with nothing asked",
         notes=[
             f"{found['model']}, {found['dtype']}, {machine['gpu'] or machine['cpu']}, {found['date']}",
             "no bar: cannot, wrong values or not run; the table says which",
@@ -80,7 +88,7 @@ def figure(found: dict[str, Any], theme: str = "light") -> go.Figure:
         height=_SIZE[1],
         barmode="group",
         bargap=0.25,
-        xaxis={"tickangle": 0, "ticks": ""},
+        xaxis={"tickangle": 0, "ticks": "", "dividercolor": "rgba(128,128,128,0.4)"},
         yaxis={
             "type": "log",
             "range": [math.log10(low / 1.15), math.log10(high * 1.25)],
@@ -88,7 +96,7 @@ def figure(found: dict[str, Any], theme: str = "light") -> go.Figure:
             "ticktext": [f"{mark:g}" for mark in marks],
             "title": {"text": "times as long"},
         },
-        legend={"orientation": "h", "y": -0.12, "yanchor": "top", "x": 0},
+        legend={"orientation": "h", "y": -0.16, "yanchor": "top", "x": 0},
         shapes=[
             {
                 "type": "line",
@@ -135,8 +143,9 @@ def check(path: Path) -> None:
         )
 
 
-def _page(drawn: go.Figure) -> str:
-    page: str = drawn.to_html(include_plotlyjs=True, full_html=True, config={"displaylogo": False})
+def _page(drawn: go.Figure, *, buttons: bool = True) -> str:
+    config = {"displaylogo": False, "displayModeBar": buttons}
+    page: str = drawn.to_html(include_plotlyjs=True, full_html=True, config=config)
     return page.replace("<body>", '<body style="margin:0;background:#fff">')
 
 
@@ -144,7 +153,7 @@ def _draw(drawn: go.Figure, path: Path) -> None:
     browser = find_chromium()
     with tempfile.TemporaryDirectory(prefix="nnl-figure-") as name:
         page, picture = Path(name) / "figure.html", Path(name) / "figure.png"
-        page.write_text(_page(drawn), encoding="utf-8")
+        page.write_text(_page(drawn, buttons=False), encoding="utf-8")
         command = [
             str(browser), "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
             f"--window-size={_SIZE[0]},{_SIZE[1]}", "--virtual-time-budget=10000",
@@ -156,15 +165,7 @@ def _draw(drawn: go.Figure, path: Path) -> None:
         shutil.copyfile(picture, path)
 
 
-def _axis(work: Work) -> str:
+def _axis(work: Work) -> tuple[str, str]:
+    """Outer and inner name of a work's place."""
     stream, _, asked = work.title.partition(": ")
-    for long, short in (
-        ("nothing asked", "nothing"),
-        ("one layer saved", "one layer<br>saved"),
-        ("one layer steered at every token", "steered"),
-        ("all layers saved, last token", "all layers,<br>last token"),
-        ("all layers saved", "all layers"),
-    ):
-        if asked == long:
-            return f"{short}<br><b>{stream}</b>"
-    return work.title
+    return f"<b>{stream}</b>", _ASKED.get(asked, asked)

@@ -13,6 +13,7 @@ import datetime
 import json
 import os
 import platform
+import shutil
 import statistics
 import sys
 import tempfile
@@ -29,6 +30,7 @@ from nnsight_lab.bench.peers.works import Work
 
 REFERENCE: Final = "hf"
 PLAIN: Final = "plain"
+OURS: Final = "nnsight-lab"
 
 Row = dict[str, Any]
 
@@ -49,6 +51,7 @@ class Plan:
         work_limit_s: A work that would take longer is told, not run.
         again: Whether plain vLLM is measured again at the end.
         logs: Where what peers print is kept.
+        folder: Where made weights, and what each peer told, are kept: who is done there is not run again.
     """
 
     model: str
@@ -62,6 +65,7 @@ class Plan:
     work_limit_s: float = 120.0
     again: bool = True
     logs: Path | None = None
+    folder: Path | None = None
 
 
 def report(
@@ -76,7 +80,7 @@ def report(
         say: Told of each peer.
         tell: Given each row as it comes, before there are ratios.
     """
-    with _scratch() as scratch:
+    with _scratch(plan.folder) as scratch:
         model = _weights(plan, scratch, say)
         seen: dict[str, _Seen] = {}
         for peer in plan.peers:
@@ -124,7 +128,9 @@ def _measured(
     cuda = any(other.facts.get("device") == "cuda" for other in seen.values())
     if peer.only_cuda and seen and not cuda:
         found.missing = f"cannot: {peer.only_cuda}"
-    elif plan.environments.python(peer) is None:
+    elif plan.environments.python(peer) is None and not _earlier(
+        scratch / peer.name, [dataclasses.asdict(work) for work in plan.works]
+    ):
         found.missing = f"not installed: {SETUP}"
     if found.missing:
         say(f"{peer.name}: {found.missing}")
@@ -161,15 +167,22 @@ def _told(
     peer: Peer, plan: Plan, model: str, scratch: Path, works: list[Work], turn: str = ""
 ) -> Iterator[dict[str, Any]]:
     folder = scratch / f"{peer.name}{turn}"
+    results = folder / "lines.jsonl"
+    asked = [dataclasses.asdict(work) for work in works]
+    earlier = _earlier(folder, asked)
+    if earlier:
+        yield from earlier
+        return
+    shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     log = (plan.logs or folder) / f"{peer.name}{turn}.log"
     job = {
         "model": model,
         "dtype": plan.dtype,
         "rounds": plan.rounds,
-        "works": [dataclasses.asdict(work) for work in works],
+        "works": asked,
         "options": plan.options,
-        "results": str(folder / "lines.jsonl"),
+        "results": str(results),
         "values": str(folder),
         "limit_s": plan.work_limit_s,
     }
@@ -178,7 +191,18 @@ def _told(
     module = f"nnsight_lab.bench.peers.runners.{peer.runner}"
     command = [str(plan.environments.python(peer)), "-m", module, str(path), *peer.words]
     environment = plan.environments.surroundings(peer, scratch / "anchor")
-    yield from lines(command, environment, folder / "lines.jsonl", log, plan.limit_s)
+    yield from lines(command, environment, results, log, plan.limit_s)
+
+
+def _earlier(folder: Path, asked: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What a peer that is done told of the same works; empty where it is not."""
+    try:
+        text = (folder / "lines.jsonl").read_text(encoding="utf-8")
+        told = [json.loads(line) for line in text.splitlines()]
+        same = json.loads((folder / "job.json").read_text(encoding="utf-8"))["works"] == asked
+    except (OSError, ValueError):
+        return []
+    return told if same and any("done" in line for line in told) else []
 
 
 def _rows(peer: Peer, plan: Plan, seen: dict[str, _Seen]) -> Iterator[Row]:
@@ -244,30 +268,44 @@ def _weights(plan: Plan, scratch: Path, say: Callable[[str], None]) -> str:
     ):
         return plan.model
     say("making random weights, the same for all")
-    made = scratch / folder.name
+    made = scratch / f"weights-{folder.resolve().name}"
+    if (made / "made").is_file():
+        return str(made)
+    shutil.rmtree(made, ignore_errors=True)
     module = "nnsight_lab.bench.peers.runners.weights"
     environment = plan.environments.surroundings(Peer("weights", "", ""), scratch / "anchor")
     log = (plan.logs or scratch) / "weights.log"
     command = [sys.executable, "-m", module, str(folder.resolve()), str(made), str(scratch / "weights.jsonl")]
     for _ in lines(command, environment, scratch / "weights.jsonl", log, plan.limit_s):
         pass
+    (made / "made").touch()
     return str(made)
 
 
 @contextmanager
-def _scratch() -> Iterator[Path]:
-    """A folder for jobs, values and made weights, in memory where there is room, and gone afterwards."""
+def _scratch(kept: Path | None) -> Iterator[Path]:
+    """A folder for jobs, values and made weights; where none is to be kept, in memory if there is room."""
+    if kept is not None:
+        kept.mkdir(parents=True, exist_ok=True)
+        _anchored(kept)
+        yield kept.resolve()
+        return
     shared = Path("/dev/shm")
     parent = None
     if os.access(shared, os.W_OK):
         room = os.statvfs(shared)
         parent = shared if room.f_bavail * room.f_frsize > 32 * 2**30 else None
     with tempfile.TemporaryDirectory(prefix="nnl-peers-", dir=parent) as name:
-        anchor = Path(name) / "anchor"
-        anchor.mkdir()
-        # The peers' environments find this package here, and nothing of what is installed beside it.
-        (anchor / "nnsight_lab").symlink_to(Path(__file__).resolve().parents[2])
+        _anchored(Path(name))
         yield Path(name)
+
+
+def _anchored(folder: Path) -> None:
+    """The peers' environments find this package there, and nothing of what is installed beside it."""
+    link = folder / "anchor" / "nnsight_lab"
+    link.parent.mkdir(exist_ok=True)
+    link.unlink(missing_ok=True)
+    link.symlink_to(Path(__file__).resolve().parents[2])
 
 
 def _pinned(peer: Peer) -> str:

@@ -188,9 +188,9 @@ def _rounds(work: Callable[[], object], count: int) -> list[float]:
     work()
     first = time.perf_counter() - began
     gc.collect()
-    if first > _SLOW_S or count < 2:
+    if first > _SLOW_S:
         return [first]
-    return list(rounds.run({"it": work}, count, warm_up=0).seconds["it"])
+    return list(rounds.run({"it": work}, max(1, count), warm_up=0).seconds["it"])
 
 
 def _left(job: Job, work: Work, values: list[Any]) -> str | None:
