@@ -27,6 +27,7 @@ LabError
     Interrupted                   the stop button; also a KeyboardInterrupt
     PlotRefused                   values that cannot be drawn, or not in that way
     WidgetError                   a view that cannot be shown
+    BenchRefused                  a benchmark that cannot run like that
     UpstreamChanged               a private name of nnsight or vLLM is no longer what it was
   BlockError                      raised inside the worker by a block; shown on the cell's own line
     TraceError                    ... by the block of a trace
@@ -182,6 +183,10 @@ class PlotRefused(PlainError):
 
 class WidgetError(PlainError):
     """A widget's view cannot be shown."""
+
+
+class BenchRefused(PlainError):
+    """A benchmark that cannot run like that, or on this machine."""
 
 
 class UpstreamChanged(PlainError):

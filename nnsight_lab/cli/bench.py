@@ -8,6 +8,7 @@ import json
 import sys
 from typing import Any
 
+from nnsight_lab.cli import bench_peers
 from nnsight_lab.errors import CellUsageError
 
 
@@ -116,6 +117,8 @@ def add_parser(sub: Any) -> None:
     server.add_argument("--json", action="store_true", help="print one JSON object")
     server.add_argument("option", nargs="*", help="vLLM engine options, as name=value")
     server.set_defaults(run=run_server)
+
+    bench_peers.add_parser(works, _say, _option)
 
 
 def run_engine(arguments: argparse.Namespace) -> int:
