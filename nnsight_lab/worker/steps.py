@@ -31,6 +31,8 @@ _ANY: Final = frozenset(
     {"getattr", "modules", "named_modules", "children", "named_children", "cache", "barrier"}
 )
 _INSIDE: Final = frozenset({"source", "skip"})
+#: Why the first step with a block runs module by module.
+FIRST: Final = "the first step with a block"
 
 
 class Need(Enum):
@@ -80,6 +82,9 @@ class Steps:
         """What the blocks of this step wait for, and the location that decided it."""
         if interleaver.observers:
             return Need.HOOKS, "tracer.cache()"
+        if not self.visits and interleaver.mediators:
+            # A prompt of one token may replay, and what a replay passes could not be counted yet.
+            return Need.HOOKS, FIRST
         found = Need.NOTHING, ""
         for mediator in interleaver.mediators:
             pending = mediator.pending

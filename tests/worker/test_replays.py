@@ -17,8 +17,8 @@ import torch
 
 import nnsight_lab as lab
 from nnsight_lab.wire.keys import STEPS
-from tests import models
 from tests.waiting import OneEngine, idle
+from tests.worker import acting
 
 PROMPT = list(range(10, 30))
 OTHER = list(range(40, 52))
@@ -27,15 +27,7 @@ STEP = {"max_tokens": 6, "temperature": 0.0, "ignore_eos": True}
 
 @pytest.fixture(scope="module")
 def engine(one_engine: OneEngine, llama_path: Path) -> Iterator[Any]:
-    taps = [f"model.model.layers.{i}.{side}" for i in range(models.LAYERS) for side in ("input", "output")]
-    engine = one_engine.want(
-        llama_path,
-        "sync",
-        worker="tests.worker.acting.ActingCPUWorker",
-        dtype="float32",
-        max_model_len=models.CONTEXT,
-        additional_config={"nnsight_taps": taps},
-    )
+    engine = acting.replaying(one_engine, llama_path)
     yield engine
     engine.edits.clear()
     engine.saves.clear()
