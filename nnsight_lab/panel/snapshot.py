@@ -97,6 +97,7 @@ class Snapshots:
         state, cause = engine.state()
         flight = engine.flight()
         blocks = engine.kv_blocks()
+        steps, module_by_module = engine.shown_steps()
         starting = state == wire.STARTING
         return wire.PanelEngine(
             name=engine.name,
@@ -127,6 +128,8 @@ class Snapshots:
             chooses_edits=engine.edits.default is not None,
             default_edits=list(engine.edits.default or ()),
             edits=[self._edit(edit) for edit in engine.edits],
+            steps=steps,
+            module_by_module=module_by_module,
         )
 
     def _edit(self, edit: Edit) -> wire.PanelEdit:

@@ -102,6 +102,8 @@ class PanelEngine:
         attach: The line that attaches another kernel to it; "" where none can.
         chooses_edits: Whether a choice of edits stands for "all that are on".
         default_edits: That choice, in the order they run; some may not be installed yet.
+        steps: How its steps ran, by kind, or why none replays a graph; "" where that is not known.
+        module_by_module: Why some ran module by module; "" where none did.
     """
 
     name: str
@@ -132,6 +134,8 @@ class PanelEngine:
     chooses_edits: bool
     default_edits: list[str]
     edits: list[PanelEdit]
+    steps: str
+    module_by_module: str
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-import nnsight_lab as lab
 from nnsight_lab.engine.call import Call
 from nnsight_lab.wire.keys import STEPS
 from tests.server.lora import tiny_lora

@@ -83,6 +83,8 @@ export interface PanelEngine {
   chooses_edits: boolean;
   default_edits: string[];
   edits: PanelEdit[];
+  steps: string;
+  module_by_module: string;
 }
 
 export interface PanelSave {

@@ -79,6 +79,9 @@ export class EngineView {
     this.#figure('rate', trans.__('Tokens/s'), alive ? String(Math.round(engine.tokens_per_s)) : '');
     const kv = engine.kv_used;
     this.#figure('kv', trans.__('KV cache'), alive && kv >= 0 ? trans.__('about %1 %', Math.round(kv * 1000) / 10) : '', kv);
+    // Kernels of before there were graphs tell neither.
+    this.#figure('steps', trans.__('Steps'), alive ? (engine.steps ?? '') : '');
+    this.#figure('eager', trans.__('By module'), alive ? (engine.module_by_module ?? '') : '');
     const disk = engine.saves_disk_bytes ? trans.__(', %1 on disk', bytes(engine.saves_disk_bytes, trans)) : '';
     const part = engine.saves_budget_bytes ? engine.saves_bytes / engine.saves_budget_bytes : 0;
     this.#figure(
