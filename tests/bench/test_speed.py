@@ -1,4 +1,4 @@
-"""What `nnsight-lab bench engine --speed` measures and says; on a tiny model, so that no figure means anything."""
+"""What `nnsight-lab bench engine --speed` measures and says, of a model so tiny that figures mean nothing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ RATIOS = (
 
 
 def test_every_ratio_is_told_with_its_seconds_and_how_steps_ran(
-    one_engine: OneEngine, llama_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    one_engine: OneEngine,
+    llama_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     one_engine.stop()
     monkeypatch.setattr(speed, "_GOES_ON", {**speed._GOES_ON, "max_tokens": 4})
