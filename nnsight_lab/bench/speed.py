@@ -60,14 +60,14 @@ def measure(
     """
     options.setdefault("max_model_len", 1024)
     path = models.resolve(model, dummy=options.get("load_format") == "dummy")
-    many = [[(7 * i + 3 * j) % 20_000 + 100 for j in range(_MANY_TOKENS)] for i in range(_MANY // scale)]
-    long = [[(11 * i + 5 * j) % 20_000 + 100 for j in range(_LONG_TOKENS)] for i in range(_LONG // scale)]
     with ExitStack() as stack:
         say("starting our engine")
         engine = lab.start(path, name="bench-speed", mode="sync", **options)
         stack.callback(lab.stop, engine.name)
         # Rounds are compared with rounds: the store would keep the first ones' saves at the last ones' cost.
         engine.saves.max_requests = 0
+        many = _prompts(max(1, _MANY // scale), _MANY_TOKENS, 7, engine.facts().vocabulary)
+        long = _prompts(max(1, _LONG // scale), _LONG_TOKENS, 11, engine.facts().vocabulary)
         say("starting plain vLLM")
         plain = stack.enter_context(plain_vllm(path, "sync", options, _GOES_ON, as_it_comes=True))
         _install(engine)
@@ -105,6 +105,11 @@ def measure(
         "prompts": len(many),
         "long_prompts": len(long),
     }
+
+
+def _prompts(count: int, tokens: int, stride: int, vocabulary: int) -> list[list[int]]:
+    span = min(20_000, vocabulary - 100)
+    return [[(stride * i + 3 * j) % span + 100 for j in range(tokens)] for i in range(count)]
 
 
 def _steps(engine: Engine) -> dict[str, int]:

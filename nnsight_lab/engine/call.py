@@ -127,6 +127,7 @@ class Call:
         crowded: Whether others ran beside it, or what is left of an aborted one: its seconds say nothing.
         heard_out: At a server: whether its reader was sent all of it.
         given_up: At a server: whether its reader said that it wants no more.
+        tells_steps: At a server: whether its reader knows of `RequestSaves.steps`.
         peeks: Where somebody watches what the first request saves: what was seen of it.
     """
 
@@ -139,6 +140,7 @@ class Call:
     crowded: bool = False
     heard_out: bool = False
     given_up: bool = False
+    tells_steps: bool = True
     #: Bytes of large replies that were told of, and of those how many are here.
     home_bytes: int = 0
     brought_bytes: int = 0

@@ -18,9 +18,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from nnsight_lab.engine.call import Call, LabRequest
 from nnsight_lab.engine.homecoming import Homecoming, Parcels
 from nnsight_lab.engine.pace import Pace
+from nnsight_lab.engine.step_watch import StepWatch
 from nnsight_lab.wire.codec import decode, encode
-from nnsight_lab.wire.keys import RELEASE
+from nnsight_lab.wire.keys import RELEASE, STEPS
 from nnsight_lab.wire.messages import BlockSaves, RequestRecord, RequestSaves, SequenceSaves
+from nnsight_lab.wire.step_figures import StepFigures
 
 if TYPE_CHECKING:
     from nnsight_lab.engine.model import LabVLLM
@@ -63,10 +65,20 @@ class Driver(abc.ABC):
         self.pace = Pace()
         #: Tokens of its finished requests.
         self.generated = 0
+        #: How its steps ran.
+        self.steps = StepWatch(self.ask_steps, self.activity)
 
     def finished(self, output: Any) -> None:
         """Note the last output of a request."""
         self.generated += sum(len(completion.token_ids) for completion in output.outputs)
+
+    def ask_steps(self) -> Future[Any]:
+        """Ask the workers how steps ran."""
+        return self.rpc(STEPS)
+
+    def activity(self) -> object:
+        """Equals what it was where no step was run in between."""
+        return object() if self.unfinished() else self.generated
 
     def flight(self, block_size: int) -> Flight:
         """Its requests as they stand; cheap, and from any thread.
@@ -166,8 +178,10 @@ def records(requests: Sequence[LabRequest]) -> bytes | None:
     return encode(wanted) if wanted else None
 
 
-def take(requests: Sequence[LabRequest], payloads: Sequence[bytes | None], home: Homecoming) -> None:
-    """Give each request what the ranks collected for it.
+def take(
+    requests: Sequence[LabRequest], payloads: Sequence[bytes | None], home: Homecoming, steps: StepWatch
+) -> None:
+    """Give each request what the ranks collected for it; how steps ran comes along.
 
     The earliest rank that reports a value wins; under tensor parallelism one rank reports it, under
     pipeline parallelism each stage those that it has.
@@ -175,6 +189,9 @@ def take(requests: Sequence[LabRequest], payloads: Sequence[bytes | None], home:
     ranks: dict[str, list[RequestSaves]] = {}
     for payload in payloads:
         for found in decode(payload) if payload else ():
+            if type(found) is StepFigures:
+                steps.took(found)
+                continue
             ranks.setdefault(found.request_id, []).append(found)
     for request in requests:
         receive(request, ranks.get(request.id, ()), home)
@@ -213,6 +230,7 @@ def _opened(saves: RequestSaves, home: Homecoming, parcels: Parcels) -> RequestS
             for sequence in saves.sequences
         ),
         saves.error,
+        saves.steps,
     )
 
 
@@ -232,4 +250,4 @@ def _merged(first: RequestSaves, second: RequestSaves) -> RequestSaves:
                 blocks[block.block] = BlockSaves(block.block, values, mine.error or block.error)
         sequences[sequence.index] = SequenceSaves(sequence.index, tuple(blocks.values()))
     ordered = tuple(sequences[index] for index in sorted(sequences))
-    return RequestSaves(first.request_id, ordered, first.error or second.error)
+    return RequestSaves(first.request_id, ordered, first.error or second.error, first.steps or second.steps)

@@ -12,6 +12,7 @@ import uuid
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from typing_extensions import Self
@@ -28,16 +29,20 @@ from nnsight_lab.engine.log import EngineLog
 from nnsight_lab.engine.sampling import refusal
 from nnsight_lab.engine.starting import Start
 from nnsight_lab.engine.status import EngineStatus, StartProgress, StopReport
+from nnsight_lab.engine.step_words import NO_GRAPHS, NO_GRAPHS_ON_CPU, RanSteps, counted, reasons
 from nnsight_lab.engine.sync_driver import SyncDriver
 from nnsight_lab.engine.waiting import Watch, await_, wait
 from nnsight_lab.errors import EngineDied, EngineNotStarted, LabError
 from nnsight_lab.saves.store import SavesStore
 from nnsight_lab.wire.serving import EngineFacts
+from nnsight_lab.wire.step_figures import StepFigures
 
 T = TypeVar("T")
 
 #: How long after a failed call a death may take to show.
 _DEATH_SHOWS_S = 1.5
+#: How long a status waits for a worker: it answers between two steps, and one that hangs never does.
+_STEPS_S = 0.2
 
 
 class EngineLife:
@@ -71,6 +76,8 @@ class EngineLife:
         self._cause = ""
         self._used = False
         self._facts: EngineFacts | None = None
+        #: How the steps ran of the last call that had blocks.
+        self.last_steps: RanSteps | None = None
         #: How far the start is; the last word of it once it is over.
         self.progress = StartProgress("", 0.0)
         self._touched = time.monotonic()
@@ -242,6 +249,30 @@ class EngineLife:
             return 0.0
         return time.monotonic() - self._touched
 
+    def no_graphs(self) -> str:
+        """Why nothing is replayed on it, in words; "" where steps are, or where that is not known."""
+        if self._state != "ready":
+            return ""
+        if self.facts().device == "cpu":
+            return NO_GRAPHS_ON_CPU
+        return "" if self.model.taps else NO_GRAPHS
+
+    def steps(self, wait_s: float = 0.0) -> StepFigures | None:
+        """How its steps ran, as far as that is known without waiting long; None where it is not.
+
+        Args:
+            wait_s: How long to wait for the workers' answer; 0 has them asked, for the next look.
+        """
+        if not self.alive or self.state()[0] == "asleep":
+            return self._driver.steps.figures
+        return self._driver.steps.look(wait_s)
+
+    def shown_steps(self, wait_s: float = 0.0) -> tuple[str, str]:
+        """How its steps ran, and why some ran module by module; "" for what is not known."""
+        figures = self.steps(wait_s)
+        why = "" if figures is None or not figures.graphs else reasons(figures)
+        return counted(figures, self.no_graphs()), why
+
     def status(self) -> EngineStatus:
         """The engine as it stands."""
         alive = processes.engine_processes(self.id)
@@ -250,7 +281,7 @@ class EngineLife:
         if getattr(self._driver, "model", None) is not None and self._state == "ready":
             known = self.facts()
             device, dtype = known.device, known.dtype
-        return EngineStatus(
+        status = EngineStatus(
             name=self.name,
             state=state,
             model=self.config.model,
@@ -267,6 +298,14 @@ class EngineLife:
             options=self.config.options,
             cause=cause,
         )
+        return self._with_steps(status)
+
+    def _with_steps(self, status: EngineStatus) -> EngineStatus:
+        """A status that says of steps what is known of them."""
+        steps, why = self.shown_steps(_STEPS_S)
+        last = self.last_steps
+        slow = last is not None and last.slowed > 0
+        return replace(status, steps=steps, module_by_module=why, last_call=str(last) if slow else "")
 
     def facts(self) -> EngineFacts:
         """What there is to know of it without asking it."""

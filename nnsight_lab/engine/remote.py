@@ -21,6 +21,7 @@ from nnsight_lab.engine.local import Engine
 from nnsight_lab.engine.remote_driver import RemoteDriver
 from nnsight_lab.engine.remote_tree import RemoteTree
 from nnsight_lab.engine.status import EngineStatus, StartProgress, StopReport
+from nnsight_lab.engine.step_words import NO_GRAPHS_ON_CPU
 from nnsight_lab.errors import EditRefused, EngineDied, LensRefused, RequestRefused, ServerError, nearest
 from nnsight_lab.wire.serving import LEVELS, EngineFacts, Served
 
@@ -178,12 +179,17 @@ class RemoteEngine(Engine):
         """This kernel's calls; others' are not told."""
         return Flight(running=self._remote.unfinished(), tokens=self._remote.generated)
 
+    def no_graphs(self) -> str:
+        """Why nothing is replayed on it; "" also where its server alone knows that."""
+        served = self._remote.served
+        return NO_GRAPHS_ON_CPU if served is not None and served.facts.device == "cpu" else ""
+
     def status(self) -> EngineStatus:
         """The engine as it stands."""
         state, cause = self.state()
         served = self._remote.served
         known = served.facts if served is not None else None
-        return EngineStatus(
+        status = EngineStatus(
             name=self.name,
             state=state,
             model=f"{known.model} at {self.url}" if known is not None else self.url,
@@ -198,6 +204,7 @@ class RemoteEngine(Engine):
             level="" if served is None else f"{served.level}: {LEVELS.get(served.level, 'unknown here')}",
             jail="" if served is None else served.jail or "off",
         )
+        return self._with_steps(status)
 
     def shown_options(self) -> tuple[tuple[str, object], ...]:
         """How far the server keeps its users apart, in words short enough for a panel."""

@@ -40,6 +40,7 @@ from nnsight_lab.wire.keys import (
     PEEK,
     REGISTER,
     RELEASE,
+    STEPS,
     TRACE_BLOCK,
     TRACE_KEY,
 )
@@ -49,6 +50,8 @@ from nnsight_lab.wire.serving import (
     PREFIX,
     PROTOCOL,
     RENEW_S,
+    TAKES,
+    TAKES_STEPS,
     CallAsked,
     CallOver,
     EditAsked,
@@ -240,6 +243,7 @@ class RemoteDriver(Driver):
             RELEASE: self._give_back,
             COUNT: lambda: 0,
             LOOK: lambda question: self._relayed("look", question),
+            STEPS: self._steps_ran,
             PEEK: lambda question: self._relayed(f"leases/{self.lease}/peek", question),
         }
         way = ways.get(method)
@@ -266,6 +270,14 @@ class RemoteDriver(Driver):
         """The workers' answer to a question of theirs."""
         headers = {"Content-Type": CONTENT_TYPE}
         return bytearray(self._asked("POST", f"/{route}", content=question, headers=headers).content)
+
+    def _steps_ran(self) -> dict[str, bytes]:
+        """How steps ran; a server of an older version has no such route."""
+        return {"figures": self._asked("GET", "/steps").content}
+
+    def activity(self) -> object:
+        """Never the same: others use the engine, too."""
+        return object()
 
     def _clear(self, edit_ids: list[str]) -> None:
         for one in edit_ids:
@@ -321,7 +333,7 @@ class RemoteDriver(Driver):
                 "POST",
                 f"{self._base}{PREFIX}/calls",
                 content=body,
-                headers={"Content-Type": CONTENT_TYPE},
+                headers={"Content-Type": CONTENT_TYPE, TAKES: TAKES_STEPS},
                 timeout=httpx.Timeout(None, connect=_CONNECT_S),
             ) as answer:
                 if not answer.is_success:

@@ -10,18 +10,21 @@ from collections.abc import Sequence
 from typing import Any
 
 from nnsight_lab.blocks.errors import block_error
+from nnsight_lab.engine.step_words import RanSteps
 from nnsight_lab.errors import LabError, OverBudget
 from nnsight_lab.saves.request import Saves
 from nnsight_lab.wire.keys import TRACE_BLOCK
 from nnsight_lab.wire.messages import RequestSaves, WorkerError
 
 
-def attach(output: Any, saves: RequestSaves | None) -> None:
+def attach(output: Any, saves: RequestSaves | None, no_graphs: str = "") -> None:
     """Put a request's saves on its ``RequestOutput``: on each completion, and the first one's on top.
 
     Args:
-        output: vLLM's; gets ``.saves`` and ``.error`` (one line, or None).
+        output: vLLM's; gets ``.saves``, ``.error`` (one line, or None) and ``.steps`` (how they ran; None
+            where no block did).
         saves: As collected; None where no block ran.
+        no_graphs: Why the engine replays nothing, where it does not.
     """
     sequences = {s.index: s for s in saves.sequences} if saves is not None else {}
     for completion in output.outputs:
@@ -31,6 +34,7 @@ def attach(output: Any, saves: RequestSaves | None) -> None:
     output.saves = output.outputs[0].saves if output.outputs else Saves()
     found = first_error(saves)
     output.error = None if found is None else one_line(found[1])
+    output.steps = None if saves is None else RanSteps.of(saves.steps, no_graphs)
 
 
 def first_error(saves: RequestSaves | None) -> tuple[str, WorkerError] | None:

@@ -24,6 +24,7 @@ from nnsight_lab.engine.life import EngineLife
 from nnsight_lab.engine.pace import steps_of
 from nnsight_lab.engine.sampling import sampling_params
 from nnsight_lab.engine.sleeping import EngineSleep
+from nnsight_lab.engine.step_words import longest
 from nnsight_lab.engine.tracer import Watcher
 from nnsight_lab.engine.waiting import Watch, await_, wait
 from nnsight_lab.errors import EngineDied, Interrupted
@@ -259,16 +260,18 @@ class EngineService(EngineSleep):
         ):
             raise Interrupted("the requests were aborted from elsewhere; the engine is still loaded.")
         self._enter(call)
+        no_graphs = self.no_graphs()
         outputs = []
         for request in call.requests:
             if request.output is None:
                 raise EngineDied(
                     f"Engine {self.name!r} returned nothing for a request (log: {self.log.path})."
                 )
-            results.attach(request.output, request.saves)
+            results.attach(request.output, request.saves, no_graphs)
             for name, error in results.runs(request.saves).items():
                 self.edits.count(name, error)
             outputs.append(request.output)
+        self.last_steps = longest(output.steps for output in outputs) or self.last_steps
         return outputs
 
     def _enter(self, call: Call) -> None:

@@ -42,6 +42,9 @@ class EngineStatus:
         cause: Why it is dead.
         level: How far the users of a shared engine are trusted, in words.
         jail: What its workers are kept from, and what not.
+        steps: How its steps ran, by kind, or why nothing is replayed; "" where that is not known.
+        module_by_module: Why some ran module by module.
+        last_call: The same of the last call with blocks, where they made steps run module by module.
     """
 
     name: str
@@ -61,6 +64,9 @@ class EngineStatus:
     cause: str = ""
     level: str = ""
     jail: str = ""
+    steps: str = ""
+    module_by_module: str = ""
+    last_call: str = ""
 
     def rows(self) -> list[tuple[str, str]]:
         """Label and text of each line, for any table."""
@@ -71,6 +77,7 @@ class EngineStatus:
             ("up", duration(self.up_s)),
             ("requests", f"{self.running} running or waiting"),
             ("edits", ", ".join(self.edits) or "none"),
+            *((label, text) for label, text in self._steps() if text),
             ("processes", f"{', '.join(map(str, self.pids)) or 'none'} ({self._memory()})"),
             ("log", self.log),
         ]
@@ -78,6 +85,13 @@ class EngineStatus:
         if self.cause:
             rows.insert(1, ("cause", self.cause))
         return rows
+
+    def _steps(self) -> tuple[tuple[str, str], ...]:
+        return (
+            ("steps", self.steps),
+            ("by module", self.module_by_module),
+            ("last call", self.last_call),
+        )
 
     def _memory(self) -> str:
         gpu = f", {self.gpu_bytes / 2**30:.1f} GiB on the GPU" if self.gpu_bytes else ""

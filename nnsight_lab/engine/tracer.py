@@ -35,6 +35,7 @@ from nnsight_lab.engine.call import Call, Progress
 from nnsight_lab.engine.edits import Edit, EditVersion
 from nnsight_lab.engine.feed import Feed, View, one_request
 from nnsight_lab.engine.peeks import Peeks
+from nnsight_lab.engine.step_words import RanSteps, longest
 from nnsight_lab.engine.waiting import InterruptedTask
 from nnsight_lab.errors import EditRefused, Interrupted, RequestRefused
 
@@ -159,6 +160,11 @@ class LabTracer(_LabTracer):
         self._scoped: EditVersion | None = None
         self._installing: Future[list[Any]] | None = None
         self._mediators: list[Mediator] = []
+
+    @property
+    def steps(self) -> RanSteps | None:
+        """How the steps of its request ran, of several requests that with the most; None where not known."""
+        return longest(output.steps for output in self.outputs)
 
     # -- the with statement --------------------------------------------------------------------
 

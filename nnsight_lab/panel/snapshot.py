@@ -17,10 +17,12 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 import nnsight_lab
+from nnsight_lab.engine.step_words import NO_GRAPHS_ON_CPU, plain
 from nnsight_lab.errors import SavesError
 from nnsight_lab.panel.known_models import known_models
 from nnsight_lab.panel.surroundings import Device, Held, Surroundings
 from nnsight_lab.wire import panel as wire
+from nnsight_lab.wire.step_figures import StepFigures
 
 if TYPE_CHECKING:
     from nnsight_lab.engine.edits import Edit
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
 REQUESTS = 20
 SAVES_EACH = 40
 _PROMPT = 80
+#: Of the reasons why steps ran module by module, so many are told.
+_REASONS = 3
 #: How often models to choose from are looked up.
 _MODELS_S = 10.0
 #: Tokens are counted over at least this long.
@@ -127,6 +131,7 @@ class Snapshots:
             chooses_edits=engine.edits.default is not None,
             default_edits=list(engine.edits.default or ()),
             edits=[self._edit(edit) for edit in engine.edits],
+            steps=_steps(engine),
         )
 
     def _edit(self, edit: Edit) -> wire.PanelEdit:
@@ -154,6 +159,22 @@ class Snapshots:
                     rate = max(0, tokens - before) / (now - then)
                 self._tokens[engine_id] = (now, tokens, rate)
             return rate
+
+
+def _steps(engine: Engine) -> wire.PanelSteps:
+    figures = engine.steps()
+    known = figures or StepFigures()
+    return wire.PanelSteps(
+        known=figures is not None,
+        graphs=known.graphs,
+        on_cpu=engine.no_graphs() == NO_GRAPHS_ON_CPU,
+        replayed=known.replayed,
+        tapped=known.tapped,
+        by_module=known.eager,
+        reasons=[
+            wire.PanelReason(plain(why), asker, steps) for why, asker, steps in known.reasons[:_REASONS]
+        ],
+    )
 
 
 def _gpu(device: Device, names: Mapping[str, str]) -> wire.PanelGpu:

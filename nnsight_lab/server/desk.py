@@ -11,6 +11,7 @@ import contextlib
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -55,6 +56,7 @@ from nnsight_lab.wire.serving import (
     SavesHere,
     SavesSeen,
 )
+from nnsight_lab.wire.step_figures import StepFigures
 
 #: Who sends the request that this task answers; set by the guard.
 asker: ContextVar[User | None] = ContextVar("asker", default=None)
@@ -62,6 +64,8 @@ asker: ContextVar[User | None] = ContextVar("asker", default=None)
 _SWEEP_S = 1.0
 #: How long an abort may take before the block that runs is taken to be in its way.
 _HEARD_S = 0.7
+#: How long a question after steps waits for a worker.
+_STEPS_S = 0.2
 
 
 class OpenCall(NamedTuple):
@@ -225,8 +229,20 @@ class Desk:
 
     # -- calls of kernels --------------------------------------------------------------------------
 
-    def call(self, user: User, asked: CallAsked) -> OpenCall:
+    async def steps(self) -> StepFigures:
+        """How steps ran, as far as that is known soon; names of edits are their owners' alone."""
+        watch = self.driver.steps
+        if CONDITION.state == "ready" and not self.driver.dead():
+            await asyncio.to_thread(watch.look, _STEPS_S)
+        return (watch.figures or StepFigures()).without_names()
+
+    def call(self, user: User, asked: CallAsked, *, steps: bool = False) -> OpenCall:
         """Take a call on; nothing runs before its messages are asked for, and `OpenCall.over` must follow.
+
+        Args:
+            user: Whose.
+            asked: What they sent.
+            steps: Whether their kernel knows of a message that tells how a request's steps ran.
 
         Raises:
             Refused: It names what is not there, or is more than its owner may have.
@@ -249,7 +265,7 @@ class Desk:
         if share:
             for request in requests:
                 request.share(share)
-        call = Call(requests, live=asked.live)
+        call = Call(requests, live=asked.live, tells_steps=steps)
 
         def give_up() -> object:
             call.given_up = True
@@ -422,7 +438,7 @@ class Desk:
             return
         for place, request in enumerate(call.requests):
             if request.has_blocks:
-                parts = encode_parts(self._saves(place, request, owner, lease, call_id))
+                parts = encode_parts(self._saves(place, request, owner, lease, call_id, call.tells_steps))
                 request.saves, request.parcels, request.ranks = None, {}, ()
                 yield await framed(parts)
             # After its saves, which take a while: a request that is finished is finished.
@@ -436,14 +452,18 @@ class Desk:
         call.heard_out = True
 
     def _saves(
-        self, place: int, request: LabRequest, owner: str, lease: str, call_id: str
+        self, place: int, request: LabRequest, owner: str, lease: str, call_id: str, steps: bool
     ) -> SavesSeen | SavesHere:
         """What a request's blocks saved: where it lies, for a kernel that may map that; else all of it."""
         parcels = [parcel for some in request.parcels.values() for parcel in some]
         pieces = [piece for parcel in parcels for piece in parcel.pieces.items()]
+        ranks, saves = request.ranks, request.saves
+        if not steps:  # an older kernel refuses what it does not know
+            ranks = tuple(replace(one, steps=None) for one in ranks)
+            saves = None if saves is None else replace(saves, steps=None)
         if request.shared and self.door.lend(owner, lease, call_id, pieces):
-            return SavesHere(place, request.ranks)
-        return SavesSeen(place, request.saves)
+            return SavesHere(place, ranks)
+        return SavesSeen(place, saves)
 
     # -- requests of OpenAI clients ------------------------------------------------------------------
 

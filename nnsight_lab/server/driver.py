@@ -14,7 +14,7 @@ from nnsight_lab.engine.async_driver import LoopDriver
 from nnsight_lab.engine.call import LabRequest
 from nnsight_lab.engine.homecoming import Homecoming
 from nnsight_lab.server.turns import Turn, Turns
-from nnsight_lab.wire.keys import RELEASE
+from nnsight_lab.wire.keys import RELEASE, STEPS
 
 
 class ServedDriver(LoopDriver):
@@ -87,7 +87,7 @@ class ServedDriver(LoopDriver):
 
     def rpc(self, method: str, *args: Any) -> Future[list[Any]]:
         async def call() -> list[Any]:
-            if method != RELEASE:  # what is let go of does not wake it
+            if method not in (RELEASE, STEPS):  # what is let go of, or only looked at, does not wake it
                 await self.awake()
             result: list[Any] = await self._llm.collective_rpc(method, args=args)
             return result

@@ -86,6 +86,13 @@ class Figures(Collector):
             ("leases", "Kernels that are attached.", leases),
         ):
             yield _of_users(GaugeMetricFamily, what, said, name, of_each)
+        ran = desk.driver.steps.look()  # as last told: who scrapes does not wait for a worker
+        if ran is not None and ran.graphs:
+            steps = CounterMetricFamily("nnsight_lab_steps", "Steps of the engine.", labels=("kind",))
+            steps.add_metric(("replayed",), ran.replayed)
+            steps.add_metric(("replayed with taps",), ran.tapped)
+            steps.add_metric(("module by module",), ran.eager)
+            yield steps
         figures = ledger.figures()
         yield _one(GaugeMetricFamily, "kept_bytes", "Saves that wait to be fetched.", figures["kept_bytes"])
         yield _one(CounterMetricFamily, "forgotten", "Saves nobody fetched in time.", figures["forgotten"])

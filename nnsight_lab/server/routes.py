@@ -17,7 +17,15 @@ from nnsight_lab.server.limits import Refused, not_found
 from nnsight_lab.server.streamed import Streamed
 from nnsight_lab.wire.codec import WireError, decode, encode
 from nnsight_lab.wire.messages import RequestSaves
-from nnsight_lab.wire.serving import ASKED_HEADER_BYTES, CONTENT_TYPE, PREFIX, CallAsked, EditAsked
+from nnsight_lab.wire.serving import (
+    ASKED_HEADER_BYTES,
+    CONTENT_TYPE,
+    PREFIX,
+    TAKES,
+    TAKES_STEPS,
+    CallAsked,
+    EditAsked,
+)
 
 router = APIRouter(prefix=PREFIX)
 
@@ -117,7 +125,8 @@ async def clear(edit_id: str, request: Request) -> Response:
 async def call(request: Request) -> Response:
     """Run requests: outputs as they grow, saves when they are there."""
     asked: CallAsked = await _message(request, CallAsked)
-    return CallAnswer(_desk(request).call(asking(), asked))
+    takes = request.headers.get(TAKES, "")
+    return CallAnswer(_desk(request).call(asking(), asked, steps=TAKES_STEPS in takes.split(",")))
 
 
 @router.post("/look")
@@ -125,6 +134,13 @@ async def look(request: Request) -> Response:
     """A piece of a logit lens or of attention patterns."""
     asking()
     return Response(await _desk(request).look(await request.body()), media_type=CONTENT_TYPE)
+
+
+@router.get("/steps")
+async def steps(request: Request) -> Response:
+    """How the engine's steps ran, over all its users, without the names of anybody's edits."""
+    asking()
+    return Response(encode(await _desk(request).steps()), media_type=CONTENT_TYPE)
 
 
 @router.post("/leases/{lease}/peek")

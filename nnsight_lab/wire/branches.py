@@ -21,7 +21,7 @@ from nnsight_lab.wire.leaves import INT_BOUND, Node, check_extras
 from nnsight_lab.wire.limits import INLINE_BYTES
 from nnsight_lab.wire.record import Record
 from nnsight_lab.wire.refusals import Stuck, refuse
-from nnsight_lab.wire.registry import registered_name
+from nnsight_lab.wire.registry import later_fields, registered_name
 from nnsight_lab.wire.tensors import bytes_of_array, check_array, plain, settled
 
 if TYPE_CHECKING:  # it looks its forms up here
@@ -102,7 +102,11 @@ def _record(walk: Flattener, value: Record, depth: int) -> Node:
 
 
 def _registered(walk: Flattener, value: Any, depth: int) -> Node:
-    return {"C": [type(value).__name__, walk.named(_fields(value), depth, _attribute)]}
+    fields = _fields(value)
+    for name in later_fields(type(value)):
+        if fields[name] is None:
+            del fields[name]
+    return {"C": [type(value).__name__, walk.named(fields, depth, _attribute)]}
 
 
 def _dataclass(walk: Flattener, value: Any, depth: int) -> Node:

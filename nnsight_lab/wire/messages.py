@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from nnsight_lab.wire.extent import Packed
-from nnsight_lab.wire.registry import register
+from nnsight_lab.wire.registry import LATER, register
+from nnsight_lab.wire.step_figures import StepFigures
 
 
 @register
@@ -179,11 +180,13 @@ class RequestSaves:
         request_id: As in `RequestRecord`.
         sequences: One entry per completion.
         error: Why the saves as a whole could not be brought, if they could not.
+        steps: How the steps ran that it took; None where there are no graphs, or where that is not told.
     """
 
     request_id: str
     sequences: tuple[SequenceSaves, ...] = ()
     error: WorkerError | None = None
+    steps: StepFigures | None = field(default=None, metadata=LATER)
 
 
 def _ids(ids: Iterable[Any]) -> tuple[int, ...]:

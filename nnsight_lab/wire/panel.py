@@ -56,6 +56,10 @@ END_ORPHAN: Final = "end_orphan"
 FORECAST: Final = "forecast"
 CELL: Final = "cell"
 
+#: Reasons for steps that ran module by module, beside locations.
+PROMPT: Final = "a prompt"
+FIRST: Final = "the first step with a block"
+
 #: How far an action is.
 RUNNING: Final = "running"
 DONE: Final = "done"
@@ -87,6 +91,43 @@ class PanelEdit:
 
 
 @dataclass(frozen=True)
+class PanelReason:
+    """Why steps ran module by module.
+
+    Attributes:
+        why: A location, what a block names, `PROMPT` or `FIRST`.
+        asker: The edit whose block it was, ``"trace"``, or "" where that is not told.
+    """
+
+    why: str
+    asker: str
+    steps: int
+
+
+@dataclass(frozen=True)
+class PanelSteps:
+    """How an engine's steps ran, as far as is known without asking it.
+
+    Attributes:
+        known: Whether anything is; else the counts are 0 and say nothing.
+        graphs: Whether there are graphs to replay.
+        on_cpu: Whether there are none since it runs on a CPU.
+        replayed: Steps that replayed a whole graph.
+        tapped: Steps that replayed one which stops at taps.
+        by_module: Steps that ran module by module.
+        reasons: The commonest, first.
+    """
+
+    known: bool
+    graphs: bool
+    on_cpu: bool
+    replayed: int
+    tapped: int
+    by_module: int
+    reasons: list[PanelReason]
+
+
+@dataclass(frozen=True)
 class PanelEngine:
     """An engine of the kernel.
 
@@ -102,6 +143,7 @@ class PanelEngine:
         attach: The line that attaches another kernel to it; "" where none can.
         chooses_edits: Whether a choice of edits stands for "all that are on".
         default_edits: That choice, in the order they run; some may not be installed yet.
+        steps: How its steps ran.
     """
 
     name: str
@@ -132,6 +174,7 @@ class PanelEngine:
     chooses_edits: bool
     default_edits: list[str]
     edits: list[PanelEdit]
+    steps: PanelSteps
 
 
 @dataclass(frozen=True)

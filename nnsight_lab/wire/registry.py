@@ -11,14 +11,18 @@ import dataclasses
 import types
 import typing
 from collections.abc import Mapping
-from typing import Any, TypeVar, Union, get_args, get_origin
+from typing import Any, Final, TypeVar, Union, get_args, get_origin
 
 from nnsight_lab.wire.limits import WireError
 
 T = TypeVar("T")
 
+#: Metadata of a field that older versions do not have, and would refuse: its default is None.
+LATER: Final[Mapping[str, bool]] = types.MappingProxyType({"later": True})
+
 _by_name: dict[str, type[Any]] = {}
 _by_class: dict[type[Any], str] = {}
+_later: dict[type[Any], tuple[str, ...]] = {}
 _hints: dict[type[Any], dict[str, Any]] = {}
 
 
@@ -36,7 +40,14 @@ def register(cls: type[T]) -> type[T]:
         raise TypeError(f"a class named {cls.__name__} is registered already, by {known.__module__}")
     _by_name[cls.__name__] = cls
     _by_class[cls] = cls.__name__
+    fields: tuple[dataclasses.Field[Any], ...] = dataclasses.fields(cls)  # type: ignore[arg-type]
+    _later[cls] = tuple(field.name for field in fields if field.metadata == LATER)
     return cls
+
+
+def later_fields(cls: type[Any]) -> tuple[str, ...]:
+    """The fields of a registered class that are left out of a message where they are None."""
+    return _later[cls]
 
 
 def registered_name(cls: type[Any]) -> str | None:

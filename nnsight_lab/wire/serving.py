@@ -21,6 +21,9 @@ PROTOCOL = 2
 PREFIX = "/v1/lab"
 #: What a codec message is called in ``Content-Type``.
 CONTENT_TYPE = "application/x-nnsight-lab"
+#: Header of a call, and what may stand in it: that the kernel knows of messages with `RequestSaves.steps`.
+TAKES = "x-nnsight-lab-takes"
+TAKES_STEPS = "steps"
 FRAME_BYTES = 8
 #: A message longer than this is parked; up to so much of it, before its tensors, rides the frame.
 PARK_BYTES = 2**20

@@ -20,10 +20,12 @@ from nnsight_lab.blocks import errors
 from nnsight_lab.blocks.block import Block
 from nnsight_lab.wire.keys import BUDGET_KEY, DECLARED_KEY, EDITS_KEY, SHARE_KEY, TRACE_BLOCK, TRACE_KEY
 from nnsight_lab.wire.messages import BlockSaves, RequestSaves, SequenceSaves, WorkerError
+from nnsight_lab.wire.step_figures import StepFigures
 from nnsight_lab.worker.caches import plain
 from nnsight_lab.worker.courier import Courier, Parcel
 from nnsight_lab.worker.declarations import Declarations
 from nnsight_lab.worker.greenlets import BlockMediator, aside_of
+from nnsight_lab.worker.step_counts import Mark
 from nnsight_lab.worker.steps import Need, Steps
 
 #: Marks of values that are gone are sorted out once there are so many.
@@ -42,7 +44,17 @@ class Template(NamedTuple):
 class LabRequest(Request):
     """A tracked request; ``copies`` is keyed by registration id, in the order the edits run."""
 
-    __slots__ = ("allowed_bytes", "away", "block_errors", "names", "riders", "share", "step")
+    __slots__ = (
+        "allowed_bytes",
+        "away",
+        "began",
+        "block_errors",
+        "ended",
+        "names",
+        "riders",
+        "share",
+        "step",
+    )
 
     def __init__(self, request_id: str) -> None:
         super().__init__(request_id)
@@ -55,6 +67,9 @@ class LabRequest(Request):
         self.allowed_bytes: int | None = None
         self.share = ""
         self.block_errors: dict[str, WorkerError] = {}
+        #: How steps had run before its first one and after its last one; None where nothing is counted.
+        self.began: Mark | None = None
+        self.ended: Mark | None = None
 
     def workers(self) -> list[BlockMediator]:
         return self.riders
@@ -136,6 +151,7 @@ class LabRequests(Requests):
             if not wanted and payload is None and declared is None:
                 continue
             request = self.requests[data.req_id] = LabRequest(data.req_id)
+            request.began = self.steps.ran.mark() if self.steps.ran.graphs else None
             request.allowed_bytes = extra.get(BUDGET_KEY)
             request.share = extra.get(SHARE_KEY, "")
             for registration_id in wanted:
@@ -256,7 +272,11 @@ class LabRequests(Requests):
     # -- the end of a request ------------------------------------------------------------------
 
     def harvest(self, finished: set[str]) -> None:
-        """Nothing: a request's blocks are wound up when it is collected, with its output at hand."""
+        """Note when these ended; their blocks are wound up when they are collected."""
+        for request_id in finished:
+            request = self.requests.get(request_id)
+            if request is not None and request.began is not None:
+                request.ended = self.steps.ran.mark()
 
     def record(self, mediator: BlockMediator) -> None:
         """Note which names were saved, and the error if there is one, on the block's own thread."""
@@ -328,6 +348,7 @@ class LabRequests(Requests):
         """
         collected: dict[str, dict[int, SequenceSaves]] = {}
         failures: dict[str, WorkerError] = {}
+        ran: dict[str, StepFigures] = {}
         for request in list(self.requests.values()):
             if not request.named(ids):
                 continue
@@ -343,12 +364,22 @@ class LabRequests(Requests):
                     request.mediator, request, TRACE_BLOCK, output, answer=self.answers_traces
                 )
             collected.setdefault(engine_id, {})[index] = SequenceSaves(index, tuple(blocks))
+            if request.began is not None:
+                names = {TRACE_BLOCK, *request.names.values()}
+                steps = self.steps.ran.since(request.began, request.ended, names)
+                # Of several answers, the one that took longest.
+                ran[engine_id] = max(ran.get(engine_id, steps), steps, key=lambda found: found.total)
             if request.error is not None:
                 failures.setdefault(engine_id, request.error)
             self.leaving += [m.parcel for m in request.workers() if m.parcel is not None]
             del self.requests[request.id]
         return [
-            RequestSaves(engine_id, tuple(found[i] for i in sorted(found)), failures.get(engine_id))
+            RequestSaves(
+                engine_id,
+                tuple(found[i] for i in sorted(found)),
+                failures.get(engine_id),
+                ran.get(engine_id),
+            )
             for engine_id, found in collected.items()
         ]
 

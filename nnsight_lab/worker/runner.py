@@ -18,6 +18,7 @@ from vllm.distributed.parallel_state import get_pp_group, get_tp_group, get_worl
 from nnsight_lab import pins
 from nnsight_lab.wire.codec import decode, encode
 from nnsight_lab.wire.keys import SAVES_CONFIG
+from nnsight_lab.wire.step_figures import PROMPT
 from nnsight_lab.worker import jail, looking, peeking, stopping
 from nnsight_lab.worker.aside import Aside
 from nnsight_lab.worker.batching import LabBatcher, LabInterleaver
@@ -28,6 +29,7 @@ from nnsight_lab.worker.graphs import TwoGraphs
 from nnsight_lab.worker.greenlets import aside_of
 from nnsight_lab.worker.heap import Heap
 from nnsight_lab.worker.requests import LabRequests
+from nnsight_lab.worker.step_counts import asked_by
 from nnsight_lab.worker.steps import Need, Steps
 from nnsight_lab.worker.together import Together
 
@@ -118,17 +120,21 @@ class LabRunner(NNsightGPUModelRunner):
             acted = self.acts_replays and kwargs["max_num_scheduled_tokens"] == 1
             interleaver.hushed = acted
             if not acted:
-                need, reason = Need.HOOKS, "a prompt"
+                need, reason = Need.HOOKS, PROMPT
         interleaver.stops = need is Need.TAPS
         self.nnsight_requests.need = need
         if need is Need.HOOKS and interleaver.mediators:
             self.steps.watch(interleaver.counts)
-        self.steps.note(need, reason)
+        if need is Need.HOOKS:
+            asker = asked_by(self.nnsight_requests, interleaver.mediators, reason)
+            self.steps.ran.ran_eagerly(reason, asker)
+        else:
+            self.steps.ran.ran(tapped=need is Need.TAPS)
         return found
 
     def lab_steps(self) -> dict[str, Any]:
         """How this rank's steps were run, in figures."""
-        return self.steps.figures()
+        return self.steps.figures() | {"figures": encode(self.steps.ran.figures())}
 
     def lab_register(self, registration_id: str, payload: bytes, name: str) -> None:
         """Keep an edit's block for the requests that will name it."""
@@ -162,7 +168,10 @@ class LabRunner(NNsightGPUModelRunner):
         if returned:
             self._take_back(returned)  # what is given up for it is told when lab_release is asked
         records = decode(outputs) if outputs else {}
-        found = encode(self.nnsight_requests.collect(set(ids), records))
+        collected: list[Any] = [*self.nnsight_requests.collect(set(ids), records)]
+        if self.steps.ran.graphs and self.lab_rank == 0:
+            collected.append(self.steps.ran.figures())  # along with it, so that nobody need ask
+        found = encode(collected)
         self.nnsight_requests.settle()  # last: the copies go on while the message is written
         return found
 

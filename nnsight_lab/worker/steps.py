@@ -22,6 +22,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from nnsight.intervention.envoy import Envoy
 
+from nnsight_lab.wire.step_figures import FIRST
+from nnsight_lab.worker.step_counts import StepCounts
+
 if TYPE_CHECKING:
     from nnsight_lab.blocks.block import Block
 
@@ -58,14 +61,12 @@ class Steps:
         paths: Of every module of the model.
 
     Attributes:
-        kinds: How many steps ran in each way.
-        reasons: Why steps did not replay: a location, or what kind of step it was.
+        ran: How many steps ran in each way, and why.
     """
 
     def __init__(self, taps: frozenset[str], paths: Iterable[str]) -> None:
         self.taps = taps
-        self.kinds: Counter[str] = Counter()
-        self.reasons: Counter[str] = Counter()
+        self.ran = StepCounts(bool(taps))
         #: Location -> how often one forward reaches it.
         self.visits: dict[str, int] = {}
         self._in_module: dict[str, bool] = {}
@@ -81,6 +82,9 @@ class Steps:
         """What the blocks of this step wait for, and the location that decided it."""
         if interleaver.observers:
             return Need.HOOKS, "tracer.cache()"
+        if not self.visits and interleaver.mediators:
+            # A prompt of one token may replay, and what a replay passes could not be counted yet.
+            return Need.HOOKS, FIRST
         found = Need.NOTHING, ""
         counts, in_module = interleaver.counts, self._in_module
         for mediator in interleaver.mediators:
@@ -173,15 +177,17 @@ class Steps:
             if is_module_location(location) and pending.iteration < mediator.occurrence(location):
                 _miss(mediator, location)
 
-    def note(self, need: Need, reason: str) -> None:
-        """Count a step, and why it did not replay."""
-        self.kinds[need.value] += 1
-        if need is Need.HOOKS:
-            self.reasons[reason] += 1
-
     def figures(self) -> dict[str, Any]:
         """The counts as plain values."""
-        return {"steps": dict(self.kinds), "reasons": dict(self.reasons.most_common(20))}
+        ran = self.ran
+        kinds = {Need.NOTHING: ran.replayed, Need.TAPS: ran.tapped, Need.HOOKS: ran.eager}
+        reasons = Counter[str]()
+        for (why, _), count in ran.reasons.items():
+            reasons[why] += count
+        return {
+            "steps": {need.value: count for need, count in kinds.items() if count},
+            "reasons": dict(reasons.most_common(20)),
+        }
 
 
 def _names(code: CodeType) -> Iterable[str]:

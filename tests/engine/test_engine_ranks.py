@@ -10,21 +10,25 @@ import torch
 
 import nnsight_lab as lab
 from nnsight_lab.engine import starting
+from nnsight_lab.wire.keys import STEPS
 from tests import models
 from tests.parity import hugging_face
 from tests.waiting import GREEDY, TOWER, idle, until
+from tests.worker import acting
 
 
 @pytest.fixture(scope="module")
 def two_ranks(one_engine, llama_path):
-    # The worker copies everything through shared memory, so what each rank moved can be seen.
+    # The worker copies everything through shared memory, so what each rank moved can be seen; and it acts
+    # replays out where it is told to.
     engine = one_engine.want(
         llama_path,
         "sync",
-        worker="tests.worker.inplace.InPlaceCPUWorker",
+        worker=acting.WORKER,
         dtype="float32",
         max_model_len=models.CONTEXT,
         tensor_parallel_size=2,
+        additional_config={"nnsight_taps": acting.taps()},
     )
     yield engine
     one_engine.stop()
@@ -79,6 +83,48 @@ def test_an_edit_in_place_reaches_both_ranks(engine):
         plain = model.logits.save()
     assert torch.equal(in_place, assigned)
     assert (in_place - plain).abs().max() > 0.01
+
+
+def test_both_ranks_replay_the_same_steps_and_give_the_values_of_one_that_runs_every_module(engine):
+    model = engine.model
+    with engine.edit("tap") as (tracer, _):
+        tap = [].save()
+        for _ in tracer.all():
+            model.model.layers[1].output[0][:] += 0.2
+            tap.append(model.model.layers[2].output[0][-1])
+    with engine.edit("module") as (tracer, _):
+        module = [].save()
+        for _ in tracer.iter[2:4]:
+            # Each rank has half of it: it is gathered where somebody reads it, and only there.
+            module.append(model.model.layers[1].mlp.gate_up_proj.output[0][-1])
+    with engine.edit("logits") as (tracer, _):
+        logits = [].save()
+        for _ in tracer.all():
+            logits.append(model.logits[-1])
+
+    def run():
+        sampling = {**GREEDY, "max_tokens": 7}
+        alone = [engine.generate(TOWER, edits=[name], **sampling)[0] for name in ("tap", "module", "logits")]
+        sampling |= {"n": 2, "temperature": 1.0, "seed": 4}
+        both = engine.generate([TOWER, "cats"], edits=["tap", "logits"], **sampling)
+        saves = [one.saves for output in (*alone, *both) for one in output.outputs]
+        return [value for each in saves for name in each for value in each[name]]
+
+    wanted = run()
+    before = engine.rpc(STEPS)
+    engine.rpc("act_replays", True)
+    try:
+        found = run()
+    finally:
+        engine.rpc("act_replays", False)
+    first, second = engine.rpc(STEPS)
+    assert first["steps"] == second["steps"]
+    assert first["reasons"] == second["reasons"]
+    ran = {kind: count - before[0]["steps"].get(kind, 0) for kind, count in first["steps"].items()}
+    assert ran["replayed with taps"] >= 10  # which step a prompt runs in is the scheduler's
+    assert ran["replayed"] == 10
+    for mine, theirs in zip(found, wanted, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,14 @@
 """What only a CUDA machine can show; run by hand, never by CI.
 
     python tests/gpu/check.py MODEL_DIR [sync|async|graphs]
+    python tests/gpu/check.py steps
 
 ``MODEL_DIR`` holds a configuration and a tokenizer; weights are random (``load_format="dummy"``). On
 CUDA vLLM's fused kernels overwrite activation buffers in place, so this is where unclone'd saves are
 compared with clones, in-place edits with assignment, and our overheads with plain vLLM's. ``graphs``
-runs the same saves and edits on an engine that replays CUDA graphs, tapped at those locations. Prints
-a short table last; exits 1 when a check failed.
+runs the same saves and edits on an engine that replays CUDA graphs, tapped at those locations; ``steps``
+a mix of many requests on an engine with graphs and on one without, of a tiny model of its own (see
+`tests.gpu.steps`). Prints a short table last; exits 1 when a check failed.
 """
 
 from __future__ import annotations
@@ -187,6 +189,12 @@ def overheads(engine: Any) -> None:
 
 
 def main() -> int:
+    if sys.argv[1] == "steps":
+        sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+        from tests.gpu.steps import check
+
+        check(row)
+        return _told("steps")
     folder = sys.argv[1]
     assert Path(folder, "config.json").is_file(), folder
     mode = sys.argv[2] if len(sys.argv) > 2 else "sync"
@@ -208,7 +216,12 @@ def main() -> int:
     finally:
         report = lab.stop()
         row("stop", report, not report.left)
-    print(f"\n{mode}")
+    return _told(mode)
+
+
+def _told(what: str) -> int:
+    """The table."""
+    print(f"\n{what}")
     for name, seen, good in ROWS:
         print(f"{'ok  ' if good else 'FAIL'} {name:<48} {seen}")
     return 0 if all(good for _, _, good in ROWS) else 1

@@ -21,6 +21,7 @@ from nnsight_lab.engine.call import Call
 from nnsight_lab.engine.remote import RemoteEngine
 from nnsight_lab.errors import EngineDied, ServerError, TraceError
 from nnsight_lab.wire.serving import PREFIX
+from nnsight_lab.wire.step_figures import StepFigures
 from tests.server.conftest import TOKENS, gone, start
 from tests.server.test_served import GREEDY, PARIS, TOWER, mute, text_of
 from tests.waiting import in_background, until
@@ -195,12 +196,23 @@ def test_metrics_tell_users_apart_to_those_who_may_read_them(attach, ops):
     assert (more("edits"), after["nnsight_lab_leases", "bob", None]) == (1, 1)
     assert after["nnsight_lab_ready", None, None] == 1
     assert any(name.startswith("vllm:") for name, _, _ in after)
+    # No step replays on a CPU, so there is nothing to count; see `test_step_figures`.
+    assert not any(name.startswith("nnsight_lab_steps") for name, _, _ in after)
     assert metrics(ops, TOKENS["*root"])
     assert metrics(ops, TOKENS["alice"]) == 404
     assert metrics(ops, "") == 401
     # It opens nothing else.
     assert httpx.get(f"{ops.url}/v1/models", headers={"Authorization": f"Bearer {METRICS_TOKEN}"}).is_error
     edit.clear()
+
+
+def test_a_user_is_told_how_the_engines_steps_ran(attach):
+    bob = attach("bob")
+    assert bob.steps(wait_s=10) == StepFigures(graphs=False)
+    assert bob.status().steps == "no graphs on a CPU"
+    with bob.trace("The", max_tokens=3, ignore_eos=True) as tracer:
+        hidden = bob.model.model.layers[3].mlp.output.save()  # noqa: F841
+    assert str(tracer.steps) == "no graphs on a CPU"
 
 
 def test_an_admin_lists_ends_and_publishes_from_the_terminal(attach, ops, capsys, monkeypatch, tmp_path):

@@ -8,6 +8,7 @@ passed in silence, the errors. `tests/gpu/check.py` shows the same on real graph
 from __future__ import annotations
 
 import operator
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,10 @@ import pytest
 import torch
 
 import nnsight_lab as lab
+from nnsight_lab.engine.call import Call
 from nnsight_lab.wire.keys import STEPS
-from tests import models
-from tests.waiting import OneEngine, idle
+from tests.waiting import OneEngine, idle, in_background, until
+from tests.worker import acting
 
 PROMPT = list(range(10, 30))
 OTHER = list(range(40, 52))
@@ -27,15 +29,7 @@ STEP = {"max_tokens": 6, "temperature": 0.0, "ignore_eos": True}
 
 @pytest.fixture(scope="module")
 def engine(one_engine: OneEngine, llama_path: Path) -> Iterator[Any]:
-    taps = [f"model.model.layers.{i}.{side}" for i in range(models.LAYERS) for side in ("input", "output")]
-    engine = one_engine.want(
-        llama_path,
-        "sync",
-        worker="tests.worker.acting.ActingCPUWorker",
-        dtype="float32",
-        max_model_len=models.CONTEXT,
-        additional_config={"nnsight_taps": taps},
-    )
+    engine = acting.replaying(one_engine, llama_path)
     yield engine
     engine.edits.clear()
     engine.saves.clear()
@@ -264,3 +258,94 @@ def test_a_module_named_at_run_time_is_an_error_and_not_a_later_value(engine: An
     assert len(found) == STEP["max_tokens"]
     engine.rpc("act_replays", False)
     assert len(block(engine, PROMPT, STEP)) == 2 * STEP["max_tokens"]
+
+
+def test_a_call_says_why_its_steps_did_not_replay(engine: Any) -> None:
+    model = engine.model
+    engine.rpc("act_replays", True)
+    with engine.trace(PROMPT, **STEP) as tracer:
+        rows = [].save()
+        for _ in tracer.all():
+            rows.append(model.model.layers[2].mlp.output[-1])
+    assert (tracer.steps.module_by_module, tracer.steps.slowed, tracer.steps.total) == (6, 6, 6)
+    assert str(tracer.steps) == (
+        "6 of 6 steps ran module by module: `model.layers.2.mlp.output` is not a tap; an engine started with "
+        'taps=["model.layers.*.output", "model.layers.2.mlp.output"] would replay them'
+    )
+    assert engine.status().last_call == str(tracer.steps)
+    with engine.trace(PROMPT, **STEP) as tracer:
+        rows = [].save()
+        for _ in tracer.all():
+            rows.append(model.model.layers[2].output[0][-1])
+    assert str(tracer.steps) == "5 of 6 steps replayed, 5 of them stopping at taps"
+    assert tracer.steps == tracer.outputs[0].steps
+    assert engine.status().last_call == ""
+    assert engine.generate(PROMPT, **STEP)[0].steps is None
+
+
+def test_a_status_says_how_steps_ran_and_whose_block_was_in_the_way(engine: Any) -> None:
+    model = engine.model
+    engine.rpc("act_replays", True)
+    with engine.edit("probe") as (tracer, edit):
+        found = [].save()
+        for _ in tracer.all():
+            found.append(model.model.layers[3].mlp.output[-1])
+    engine.generate(PROMPT, **{**STEP, "max_tokens": 70})
+    before = engine.steps()
+    engine.generate(PROMPT, edits=[], **STEP)  # no block, so nothing was told along with it
+    status = engine.status()
+    figures = engine.steps()
+    assert figures.total == sum(steps(engine).values())
+    assert figures.replayed == before.replayed + 5
+    assert status.steps == (
+        f"{figures.total:,}: {figures.replayed:,} replayed, {figures.tapped:,} replayed with taps, "
+        f"{figures.eager:,} module by module"
+    )
+    assert "70 model.layers.3.mlp.output asked by edit probe" in status.module_by_module
+    assert dict(status.rows())["steps"] == status.steps
+    edit.clear()
+
+
+def test_a_status_does_not_wait_for_a_block_that_computes(engine: Any) -> None:
+    engine.rpc("act_replays", True)
+    engine.status()
+
+    def stuck() -> None:
+        with engine.trace(PROMPT, **STEP):
+            time.sleep(3)
+            engine.model.logits.save()
+
+    waiting = in_background(stuck)
+    until(lambda: engine.state()[0] == "busy", 30, "the request to begin")
+    began = time.monotonic()
+    assert engine.status().steps.endswith("module by module")
+    for _ in range(20):
+        engine.shown_steps()
+    assert time.monotonic() - began < 2.5
+    waiting()
+
+
+def test_others_blocks_that_slow_a_request_are_told_without_a_name(engine: Any) -> None:
+    model = engine.model
+    engine.rpc("act_replays", True)
+    with engine.edit("quick") as (tracer, _):
+        quick = [].save()
+        for _ in tracer.all():
+            quick.append(model.logits[-1])
+    with engine.edit("slow") as (tracer, _):
+        slow = [].save()
+        for _ in tracer.all():
+            slow.append(model.model.layers[3].mlp.output[-1])
+    call = Call([engine.request(PROMPT, STEP, engine.edits.chosen([name])) for name in ("quick", "slow")])
+    engine.submit(call)
+    engine.wait(call)
+    quicker, slower = engine.outputs(call)
+    # Which step a prompt runs in is the scheduler's.
+    (why, asker, count), *_ = quicker.steps.reasons
+    assert (why, asker) == ("model.layers.3.mlp.output", "")
+    assert count >= 4
+    (why, asker, count), *_ = slower.steps.reasons
+    assert (why, asker) == ("model.layers.3.mlp.output", "slow")
+    assert count >= 5
+    assert "(another request asked for it)" in str(quicker.steps)
+    engine.edits.clear()

@@ -36,6 +36,9 @@ export const END_ORPHAN = 'end_orphan';
 export const FORECAST = 'forecast';
 export const CELL = 'cell';
 
+export const PROMPT = 'a prompt';
+export const FIRST = 'the first step with a block';
+
 export const RUNNING = 'running';
 export const DONE = 'done';
 export const FAILED = 'failed';
@@ -52,6 +55,22 @@ export interface PanelEdit {
   hits: number;
   errors: number;
   last_error: string;
+}
+
+export interface PanelReason {
+  why: string;
+  asker: string;
+  steps: number;
+}
+
+export interface PanelSteps {
+  known: boolean;
+  graphs: boolean;
+  on_cpu: boolean;
+  replayed: number;
+  tapped: number;
+  by_module: number;
+  reasons: PanelReason[];
 }
 
 export interface PanelEngine {
@@ -83,6 +102,7 @@ export interface PanelEngine {
   chooses_edits: boolean;
   default_edits: string[];
   edits: PanelEdit[];
+  steps: PanelSteps;
 }
 
 export interface PanelSave {

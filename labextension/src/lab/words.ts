@@ -48,6 +48,36 @@ export function state(name: string, trans: TranslationBundle): string {
   }
 }
 
+/** How an engine's steps ran; '' where that is not known. */
+export function steps(ran: wire.PanelSteps, trans: TranslationBundle): string {
+  if (!ran.graphs) {
+    return ran.on_cpu ? trans.__('no graphs on a CPU') : ran.known ? trans.__('no graphs: all module by module') : '';
+  }
+  const total = ran.replayed + ran.tapped + ran.by_module;
+  if (!total) {
+    return trans.__('none yet');
+  }
+  const part = Math.round(((ran.replayed + ran.tapped) / total) * 1000) / 10;
+  const taps = ran.tapped ? trans.__(', %1 stopped at taps', ran.tapped.toLocaleString()) : '';
+  return trans.__('%1 % of %2 replayed', part, total.toLocaleString()) + taps;
+}
+
+/** Why steps ran module by module. */
+export function reasons(ran: wire.PanelSteps, trans: TranslationBundle): string {
+  const said = (reason: wire.PanelReason) => {
+    const count = reason.steps.toLocaleString();
+    switch (reason.why) {
+      case wire.PROMPT:
+        return trans.__('%1 with a prompt', count);
+      case wire.FIRST:
+        return trans.__('%1 to learn from', count);
+      default:
+        return reason.asker ? trans.__('%1 for %2 of %3', count, reason.why, reason.asker) : trans.__('%1 for %2', count, reason.why);
+    }
+  };
+  return ran.reasons.map(said).join(', ');
+}
+
 /** What was asked for, of an engine. */
 export function action(name: string, engine: string, trans: TranslationBundle): string {
   switch (name) {

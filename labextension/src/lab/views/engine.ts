@@ -6,7 +6,7 @@ import { button, rename } from '../keyed';
 import type { Watched } from '../watch';
 import * as wire from '../wire';
 import type { PanelEngine } from '../wire';
-import { bytes, duration, state } from '../words';
+import { bytes, duration, reasons, state, steps } from '../words';
 import type { Context } from './context';
 import { act } from './context';
 import { EditsView } from './edits';
@@ -79,6 +79,10 @@ export class EngineView {
     this.#figure('rate', trans.__('Tokens/s'), alive ? String(Math.round(engine.tokens_per_s)) : '');
     const kv = engine.kv_used;
     this.#figure('kv', trans.__('KV cache'), alive && kv >= 0 ? trans.__('about %1 %', Math.round(kv * 1000) / 10) : '', kv);
+    // An older kernel tells nothing of them.
+    const ran = alive && engine.steps ? engine.steps : null;
+    this.#figure('steps', trans.__('Steps'), ran ? steps(ran, trans) : '');
+    this.#figure('reasons', trans.__('By module'), ran ? reasons(ran, trans) : '');
     const disk = engine.saves_disk_bytes ? trans.__(', %1 on disk', bytes(engine.saves_disk_bytes, trans)) : '';
     const part = engine.saves_budget_bytes ? engine.saves_bytes / engine.saves_budget_bytes : 0;
     this.#figure(
