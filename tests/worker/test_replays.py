@@ -16,6 +16,7 @@ import pytest
 import torch
 
 import nnsight_lab as lab
+from nnsight_lab.blocks.taps import DECODER_LAYERS
 from nnsight_lab.wire.keys import STEPS
 from tests import models
 from tests.waiting import OneEngine, idle
@@ -27,14 +28,13 @@ STEP = {"max_tokens": 6, "temperature": 0.0, "ignore_eos": True}
 
 @pytest.fixture(scope="module")
 def engine(one_engine: OneEngine, llama_path: Path) -> Iterator[Any]:
-    taps = [f"model.model.layers.{i}.{side}" for i in range(models.LAYERS) for side in ("input", "output")]
     engine = one_engine.want(
         llama_path,
         "sync",
         worker="tests.worker.acting.ActingCPUWorker",
         dtype="float32",
         max_model_len=models.CONTEXT,
-        additional_config={"nnsight_taps": taps},
+        additional_config={"nnsight_taps": [DECODER_LAYERS]},
     )
     yield engine
     engine.edits.clear()
