@@ -83,6 +83,8 @@ CLIENT = (
     Pin(f"{_NV}.vllm", "VLLM._WORKER_CLS", "our worker class is named there"),
     Pin(f"{_NV}.vllm", "VLLM._load", "engines on CUDA replay graphs unless told otherwise"),
     Pin(f"{_NV}.vllm", "VLLM._resolve_taps", "every decoder layer is a tap", ("module",)),
+    Pin(f"{_NV}.vllm", "VLLM._init_distributed", "the tree is built while the engine's processes start"),
+    Pin(f"{_NV}.vllm", "VLLM._cleanup_distributed", "and leaves no process group behind"),
     Pin(f"{_NV}.vllm", "VLLM._prompt", "a prompt in any of its forms becomes vLLM's"),
     Pin(f"{_NV}.tracer", "VLLMTracer", "a trace is captured by it"),
     Pin(f"{_NV}.collect", "merge_shared_saves", "a list bound above several invokes comes back as one"),

@@ -198,7 +198,7 @@ class AsyncDriver(LoopDriver):
         async def build() -> None:
             from nnsight_lab.engine.model import LabVLLM  # nnsight and vLLM: seconds to import
 
-            self.model = LabVLLM(model, dispatch=True, mode="async", given_up=self.given_up, **options)
+            self.model = LabVLLM(model, dispatch=True, mode="async", launch=self.launch, **options)
             self._llm = self.model.vllm_entrypoint
 
         return self._schedule(build())

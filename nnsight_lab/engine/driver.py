@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from nnsight_lab.engine.beside import Launch
 from nnsight_lab.engine.call import Call, LabRequest
 from nnsight_lab.engine.homecoming import Homecoming, Parcels
 from nnsight_lab.engine.pace import Pace
@@ -54,10 +55,14 @@ class Driver(abc.ABC):
     """
 
     model: LabVLLM
+    #: Whether its workers keep a trace's block for the next call (see `nnsight_lab.engine.known_blocks`).
+    keeps_blocks = True
 
     def __init__(self) -> None:
         #: Set when a start is given up: nothing may be spawned after that.
         self.given_up = threading.Event()
+        #: What the threads of its start tell each other.
+        self.launch = Launch(self.given_up)
         self.home = Homecoming(self._release)
         #: Seconds spent bringing saves home, over the engine's life.
         self.home_s = 0.0

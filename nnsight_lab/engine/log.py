@@ -33,11 +33,13 @@ _CONSEQUENCE = re.compile(
 _DEATH = re.compile(
     r"(?P<kind>Worker|Engine core) proc (?P<name>\S+) died unexpectedly(?: \(exit code: (?P<code>-?\d+)\))?"
 )
+#: From the first process until one of them has something to say.
+SPAWNING = "starting the processes"
 #: What the log says when a phase of a start begins, in order.
 _PHASES = (
     (
         re.compile(r"Initializing a V1 LLM engine|init engine|rank \d+ in world size"),
-        "starting the processes",
+        SPAWNING,
     ),
     (
         re.compile(r"Starting to load model|Loading (safetensors|model weights)|Loading weights"),

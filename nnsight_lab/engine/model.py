@@ -1,21 +1,23 @@
 """nnsight's VLLM with this package's workers, whose blocks go through the engine.
 
 The envoy tree, the meta build and the engine arguments are nnsight's; what is changed is which
-worker class vLLM builds, that every envoy can be named across the process border by its path, and
-that ``model.trace``, ``model.edit`` and ``model.generate`` are the engine's own, so a notebook
-written against plain nnsight runs unchanged.
+worker class vLLM builds, that the tree is built while the engine's processes start, that every envoy
+can be named across the process border by its path, and that ``model.trace``, ``model.edit`` and
+``model.generate`` are the engine's own, so a notebook written against plain nnsight runs unchanged.
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+import torch
 from nnsight.modeling.vllm import VLLM
-from torch.nn import ModuleList
 
 from nnsight_lab import pins
+from nnsight_lab.blocks.taps import DECODER_LAYERS, resolved
+from nnsight_lab.engine.beside import Beside, Launch
 from nnsight_lab.errors import Interrupted
 
 if TYPE_CHECKING:
@@ -23,9 +25,6 @@ if TYPE_CHECKING:
 
 _CPU_WORKER = "nnsight_lab.worker.cpu.LabCPUWorker"
 _GPU_WORKER = "nnsight_lab.worker.gpu.LabGPUWorker"
-
-#: Stands for the input and the output of every decoder layer.
-DECODER_LAYERS = "decoder layers"
 
 #: A step of vLLM's async engine on a GPU. Its sync engine takes twice as much, though one of these fills a
 #: GPU already, and what the last step of a call saved is copied with nothing left to hide it behind.
@@ -58,8 +57,8 @@ class LabVLLM(VLLM):
     lab_engine: LocalEngine | None = None
     taps: tuple[str, ...]
 
-    def __init__(self, *args: Any, given_up: threading.Event | None = None, **kwargs: Any) -> None:
-        self.__dict__["_given_up"] = given_up
+    def __init__(self, *args: Any, launch: Launch | None = None, **kwargs: Any) -> None:
+        self.__dict__["_launch"] = launch or Launch()
         super().__init__(*args, **kwargs)
         for envoy in self.modules():
             envoy.__dict__["_persistent_id"] = f"Envoy:{envoy.path}"
@@ -77,21 +76,35 @@ class LabVLLM(VLLM):
             given = kwargs.get("compilation_config") or {}
             if isinstance(given, dict):
                 kwargs["compilation_config"] = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"} | given
-        return super()._load(repo_id, **kwargs)
+        if self.taps not in ((), (DECODER_LAYERS,)):
+            return super()._load(repo_id, **kwargs)  # patterns are read off the tree before anything starts
+        meta = dict(kwargs)
+        tree = Beside(lambda: self._load_meta(repo_id, **meta), self.__dict__["_launch"])
+        self.__dict__["_module"] = tree  # nnsight builds none where one is there
+        try:
+            super()._load(repo_id, **kwargs)
+        except BaseException as error:
+            # What this process failed with says more than that the engine was ended for it.
+            raise tree.drop() or error from None
+        finally:
+            del self.__dict__["_module"]
+        module = tree.result()
+        self.taps = resolved(self.taps, module)
+        return module
 
     def _resolve_taps(self, module: Any) -> tuple[str, ...]:
-        """The taps of the engine; those of every decoder layer where none were given."""
-        if self.taps != (DECODER_LAYERS,):
-            taps: tuple[str, ...] = super()._resolve_taps(module)
-            return taps
-        lists = [
-            (len(found), name) for name, found in module.named_modules() if isinstance(found, ModuleList)
-        ]
-        count, name = max(lists, default=(0, ""))
-        return tuple(f"model.{name}.{index}.{side}" for index in range(count) for side in ("input", "output"))
+        """The taps of the engine; of decoder layers the worker knows the names."""
+        if self.taps == (DECODER_LAYERS,):
+            return self.taps
+        taps: tuple[str, ...] = super()._resolve_taps(module)
+        return taps
+
+    @staticmethod
+    def _init_distributed() -> None:
+        """Nothing: the tree is built later, and brings up the group that it needs (see `_load_meta`)."""
 
     def _load_meta(self, repo_id: str, **kwargs: Any) -> Any:
-        with pins.meta_tree_on_cpu():
+        with pins.meta_tree_on_cpu(), _group_of_one():
             return super()._load_meta(repo_id, **kwargs)
 
     def _load_sync(self, repo_id: str, **kwargs: Any) -> Any:
@@ -109,8 +122,7 @@ class LabVLLM(VLLM):
 
     def _go_on(self) -> None:
         """The last moment before processes are spawned: not if the start was given up meanwhile."""
-        given_up = self.__dict__.get("_given_up")
-        if given_up is not None and given_up.is_set():
+        if self.__dict__["_launch"].given_up.is_set():
             raise Interrupted("The engine's start was given up.")
 
     def _engine(self) -> LocalEngine:
@@ -133,3 +145,16 @@ class LabVLLM(VLLM):
     def clear_edits(self) -> None:
         """Clear every edit of the engine."""
         self._engine().edits.clear()
+
+
+@contextlib.contextmanager
+def _group_of_one() -> Iterator[None]:
+    """The process group that vLLM's layers ask for when they are built; one that is there already is used."""
+    if torch.distributed.is_initialized():
+        yield
+        return
+    VLLM._init_distributed()
+    try:
+        yield
+    finally:
+        VLLM._cleanup_distributed()

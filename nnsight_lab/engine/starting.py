@@ -23,7 +23,7 @@ from nnsight_lab import pins
 from nnsight_lab.engine import homecoming, models, processes, shared_queues
 from nnsight_lab.engine.config import OWN_OPTIONS, EngineConfig, check_options
 from nnsight_lab.engine.driver import Driver
-from nnsight_lab.engine.log import EngineLog
+from nnsight_lab.engine.log import SPAWNING, EngineLog
 from nnsight_lab.engine.status import StartProgress
 from nnsight_lab.errors import EngineStartFailed, Interrupted, LabError
 from nnsight_lab.saves.budget import size_of
@@ -102,17 +102,21 @@ class Start:
         self._enter("ready")
 
     def _build(self, path: str, options: dict[str, Any]) -> None:
-        with surroundings(self.engine_id, self.log, options, self.config.model):
+        launch = self.driver.launch
+        with surroundings(self.engine_id, self.log, options, self.config.model, launch.spawned.set):
             building = self.driver.start(path, options)
             try:
                 while not building.done():
                     time.sleep(_TICK_S)
-                    phase = self.log.phase()
+                    # Their first records come when they have imported vLLM.
+                    phase = self.log.phase() or (SPAWNING if launch.spawned.is_set() else None)
                     if phase is not None and phase != self._phase:
                         self._enter(phase)
                     self._tell()
                     if self.driver.given_up.is_set():
                         raise KeyboardInterrupt
+                    if launch.failed.is_set():
+                        self._give_up(building)
             except KeyboardInterrupt:
                 self._give_up(building)
                 raise
@@ -165,7 +169,11 @@ def _sentence(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def surroundings(
-    engine_id: str, log: EngineLog, options: Mapping[str, Any], model: str = ""
+    engine_id: str,
+    log: EngineLog,
+    options: Mapping[str, Any],
+    model: str = "",
+    spawned: Callable[[], object] = lambda: None,
 ) -> Iterator[None]:
     """What vLLM is started in: processes marked and detached, everything they say in the log.
 
@@ -174,6 +182,7 @@ def surroundings(
         log: Where vLLM's records and whatever its processes print go.
         options: The engine options, for defaults that only the environment takes.
         model: As it was asked for.
+        spawned: Called whenever a process was spawned.
     """
     extra = {
         MODEL_ENV: model,
@@ -195,7 +204,7 @@ def surroundings(
     # killed ("leaked shared_memory objects", which it then removes) is for the log.
     with _redirected(log, 1, 2):
         resource_tracker.ensure_running()
-    with processes.marked(engine_id, log.path, extra), _quiet(log), _own_excepthook():
+    with processes.marked(engine_id, log.path, extra), _quiet(log, spawned), _own_excepthook():
         yield
 
 
@@ -268,7 +277,7 @@ def _log_to_file(log: EngineLog) -> None:
 
 
 @contextlib.contextmanager
-def _quiet(log: EngineLog) -> Iterator[None]:
+def _quiet(log: EngineLog, spawned: Callable[[], object]) -> Iterator[None]:
     """Send to the log what native code prints on fd 1 here, and all that new processes print.
 
     Gloo prints while the tree is built, into whatever cell is current; Python's own ``print`` in a
@@ -279,7 +288,9 @@ def _quiet(log: EngineLog) -> Iterator[None]:
 
     def into_log(path: Any, args: Any, passfds: Any) -> int:
         with _redirected(log, 1, 2):
-            return spawn(path, args, passfds)
+            pid = spawn(path, args, passfds)
+        spawned()
+        return pid
 
     util.spawnv_passfds = into_log
     try:

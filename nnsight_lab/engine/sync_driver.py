@@ -124,7 +124,7 @@ class SyncDriver(Driver):
         def build() -> None:
             from nnsight_lab.engine.model import LabVLLM  # nnsight and vLLM: seconds to import
 
-            self.model = LabVLLM(model, dispatch=True, mode="sync", given_up=self.given_up, **options)
+            self.model = LabVLLM(model, dispatch=True, mode="sync", launch=self.launch, **options)
             self._llm = self.model.vllm_entrypoint
             self._engine = self._llm.llm_engine
 

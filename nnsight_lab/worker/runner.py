@@ -16,6 +16,7 @@ from vllm.config import CUDAGraphMode
 from vllm.distributed.parallel_state import get_pp_group, get_tp_group, get_world_group
 
 from nnsight_lab import pins
+from nnsight_lab.blocks.taps import resolved
 from nnsight_lab.wire.codec import decode, encode
 from nnsight_lab.wire.keys import SAVES_CONFIG
 from nnsight_lab.wire.step_figures import PROMPT
@@ -48,6 +49,7 @@ class LabRunner(NNsightGPUModelRunner):
         stopping.listen()
         interleaver = self.nnsight_model.interleaver
         interleaver.__class__ = LabInterleaver
+        interleaver.taps = frozenset(resolved(tuple(interleaver.taps), self.nnsight_model._module))
         interleaver.prepare()
         interleaver.batcher = LabBatcher(None)
         interleaver.together = Together()
