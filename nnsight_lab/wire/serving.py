@@ -68,6 +68,7 @@ class EngineFacts:
         tensor_parallel: Ranks that share each layer.
         pipeline_parallel: Stages the layers are divided into.
         prefix_caching: Whether the prefix cache is on.
+        step_tokens: Tokens of the longest prompt that runs in one step; 0 for any.
         sleep_mode: Whether it can sleep.
         vocabulary: Rows of the unembedding.
         head_size: Of one attention head.
@@ -89,6 +90,7 @@ class EngineFacts:
     sleep_mode: bool = False
     vocabulary: int = 0
     head_size: int = 0
+    step_tokens: int = 0
 
 
 @register
@@ -155,6 +157,7 @@ class EditAsked:
         lease: What it belongs to.
         scoped: Whether it is a trace's block, for one call's requests only.
         declared: Whether it is data, which the server checks, and no code.
+        reach: What of a prompt it touches, as its kernel read it; of data the server reads that itself.
     """
 
     id: str
@@ -163,6 +166,7 @@ class EditAsked:
     lease: str
     scoped: bool = False
     declared: bool = False
+    reach: str = "prompt"
 
 
 @register
@@ -180,6 +184,7 @@ class RequestAsked:
         save_budget: Bytes its blocks may save; None where nobody said.
         wants_result: Whether a block may read ``tracer.result``.
         lora: The name of a LoRA that is served; "" for none.
+        reach: What of its prompt the block of a trace touches, as its kernel read it.
     """
 
     id: str
@@ -191,6 +196,7 @@ class RequestAsked:
     save_budget: int | None = None
     wants_result: bool = False
     lora: str = ""
+    reach: str = "prompt"
 
 
 @register

@@ -17,7 +17,16 @@ from nnsight.modeling.vllm.model_runners.GPUModelRunner import Request, Requests
 
 from nnsight_lab.blocks import errors
 from nnsight_lab.blocks.block import Block
-from nnsight_lab.wire.keys import BUDGET_KEY, DECLARED_KEY, EDITS_KEY, SHARE_KEY, TRACE_BLOCK, TRACE_KEY
+from nnsight_lab.blocks.reach import Reach
+from nnsight_lab.wire.keys import (
+    BUDGET_KEY,
+    DECLARED_KEY,
+    EDITS_KEY,
+    REACH_KEY,
+    SHARE_KEY,
+    TRACE_BLOCK,
+    TRACE_KEY,
+)
 from nnsight_lab.wire.messages import BlockSaves, RequestSaves, SequenceSaves, WorkerError
 from nnsight_lab.worker.caches import plain
 from nnsight_lab.worker.courier import Courier, Parcel
@@ -41,13 +50,15 @@ class Template(NamedTuple):
 class LabRequest(Request):
     """A tracked request; ``copies`` is keyed by registration id, in the order the edits run."""
 
-    __slots__ = ("allowed_bytes", "block_errors", "names", "share")
+    __slots__ = ("allowed_bytes", "block_errors", "names", "reach", "share")
 
     def __init__(self, request_id: str) -> None:
         super().__init__(request_id)
         self.names: dict[str, str] = {}
         self.allowed_bytes: int | None = None
         self.share = ""
+        #: What of its prompt its blocks touch, as whoever submitted it read them.
+        self.reach = Reach.PROMPT
         self.block_errors: dict[str, WorkerError] = {}
 
 
@@ -66,6 +77,8 @@ class LabRequests(Requests):
         #: Whether this rank answers for traces, and for edits; else it only winds their blocks up.
         self.answers_traces = traces
         self.answers_edits = edits
+        #: Requests that read answers only, and whose prompt this step runs a piece of.
+        self._aside: set[str] = set()
         #: nnsight's, of this worker: it knows the order in which locations were reached.
         self.interleaver = interleaver
         self.courier = courier
@@ -126,6 +139,7 @@ class LabRequests(Requests):
             request = self.requests[data.req_id] = LabRequest(data.req_id)
             request.allowed_bytes = extra.get(BUDGET_KEY)
             request.share = extra.get(SHARE_KEY, "")
+            request.reach = Reach(extra.get(REACH_KEY, Reach.PROMPT.value))
             for registration_id in wanted:
                 template = self.templates.get(registration_id)
                 if template is None:
@@ -155,22 +169,32 @@ class LabRequests(Requests):
 
     def _aboard(self, mediator: BlockMediator, request: LabRequest) -> BlockMediator:
         mediator.rider_of, mediator.ended = request.id, self.ended
+        mediator.answers_only = request.reach is Reach.ANSWERS
+        mediator.to_the_end = request.reach is Reach.ROWS
         return mediator
 
     def refuse_chunked(self, spans: list[tuple[str, int]], states: dict[str, Any]) -> None:
-        """A prompt that arrives in pieces is an error for every block that would read it."""
+        """Look at prompts that arrive in pieces: who reads them has an error, who reads answers only waits.
+
+        The scheduler cuts none that has to be whole, unless it is longer than a step may be.
+        """
+        self._aside = set()
         for request_id, scheduled in spans:
             request = self.requests.get(request_id)
             state = states.get(request_id)
             if request is None or state is None or not request.workers():
                 continue
-            if state.num_computed_tokens + scheduled >= state.num_prompt_tokens:
+            # As vLLM itself tells the pieces whose samples it drops; past the prompt, of one that is resumed.
+            if state.num_computed_tokens + scheduled >= state.num_tokens or request.reach is Reach.ROWS:
+                continue
+            if request.reach is Reach.ANSWERS:
+                self._aside.add(request_id)  # its logits are of a token that is followed by a known one
                 continue
             error = WorkerError(
                 "ChunkedPrompt",
                 f"the {state.num_prompt_tokens}-token prompt was split across steps by chunked prefill "
-                f"({scheduled} tokens in this one), so no block could see it whole: start the engine "
-                "without enable_chunked_prefill=True, or raise max_num_batched_tokens above the prompt",
+                f"({scheduled} tokens in this one), so no block could see it whole: raise "
+                "max_num_batched_tokens above the prompt, or start the engine without it",
                 (),
                 False,
                 (),
@@ -182,6 +206,12 @@ class LabRequests(Requests):
                 request.block_errors[TRACE_BLOCK] = error
             request.mediator = None
             request.copies = {}
+
+    def scope(self, model: Any, spans: list[tuple[str, int]]) -> None:
+        """nnsight's; the blocks of a prompt that is not whole yet are not in this step, its rows are."""
+        if self._aside:
+            spans = [("" if name in self._aside else name, tokens) for name, tokens in spans]
+        super().scope(model, spans)
 
     # -- the end of a request ------------------------------------------------------------------
 
