@@ -327,7 +327,7 @@ def cut_prompts_by_default(scheduler: str, split_tokens: int, config_key: str) -
                     arguments.enable_chunked_prefill = False
                 if cuts and caches:
                     told = dict(arguments.additional_config or {})
-                    arguments.additional_config = {**told, config_key: {"split_tokens": split_tokens}}
+                    arguments.additional_config = {config_key: {"split_tokens": split_tokens}, **told}
         decide(arguments, model_config)
 
     deciding.for_blocks = True  # type: ignore[attr-defined]

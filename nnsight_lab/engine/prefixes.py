@@ -74,8 +74,8 @@ def refuse_long(tokens: int, most: int, reach: Reach | None) -> None:
     if reach is not None and reach.whole and 0 < most < tokens:
         raise RequestRefused(
             f"The prompt has {tokens:,} tokens, and blocks read it, so it has to run in one step; this "
-            f"engine's steps take {most:,}: start it with max_num_batched_tokens={tokens} or more, or without "
-            "that option."
+            f"engine's steps take {most:,}: start it with max_num_batched_tokens={tokens} or more, or "
+            "without that option."
         )
 
 

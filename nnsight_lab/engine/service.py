@@ -104,7 +104,7 @@ class EngineService(EngineSleep):
         return salted(prompt, touches) if self.facts().prefix_caching else prompt
 
     def _fits(self, prompt: Any, params: Any, reach: Reach | None) -> None:
-        """Refuse a prompt that has to run in one step and cannot; its tokens are counted where that is close."""
+        """Refuse a prompt that has to run in one step and cannot; tokens are counted where that is close."""
         facts = self.facts()
         if reach is None or not reach.whole or facts.step_tokens >= facts.context:
             return
