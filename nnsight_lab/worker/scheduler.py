@@ -52,6 +52,7 @@ class WholePrompts:
     scheduler_config: Any
     kv_cache_manager: Any
     waiting: Any
+    running: list[Any]
     max_num_scheduled_tokens: int
 
     def __init__(self, *args: Any, **settings: Any) -> None:
@@ -76,7 +77,13 @@ class WholePrompts:
         first = self.waiting.peek_request() if self.waiting else None
         if first is not None and reads_prompt(first):
             wanted = max(wanted, first.num_tokens)
-        self.max_num_scheduled_tokens = min(self._most_tokens, self._step_tokens + wanted)
+        self.max_num_scheduled_tokens = self._step_tokens
+        if wanted:
+            running = sum(max(0, one.num_tokens_with_spec - one.num_computed_tokens) for one in self.running)
+            # Else a prompt that is under way in pieces would take all of the room at once.
+            if running <= self._step_tokens:
+                needed = min(self._most_tokens, running + wanted)
+                self.max_num_scheduled_tokens = max(self._step_tokens, needed)
         config = self.scheduler_config
         threshold = config.long_prefill_token_threshold
         if not wanted or not threshold:

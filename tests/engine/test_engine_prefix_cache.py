@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import random
-import statistics
 
 import pytest
 import torch
@@ -169,7 +168,9 @@ def test_every_request_of_a_mixed_crowd_is_as_if_it_were_alone(edits, llama_path
     for _ in range(8):
         crowd = []
         for _ in range(6):
-            prompt = STORY[: chance.randrange(20, len(STORY))] + f"{chance.choice('abc')} " * chance.randrange(20)
+            prompt = STORY[
+                : chance.randrange(20, len(STORY))
+            ] + f"{chance.choice('abc')} " * chance.randrange(20)
             names = chance.choice(list(KINDS))
             crowd.append((asked(edits, prompt, names), names))
         outputs = together(edits, [request for request, _ in crowd])
