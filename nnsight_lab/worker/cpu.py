@@ -16,6 +16,7 @@ from nnsight_lab.errors import EngineStartFailed
 from nnsight_lab.worker.poison import Poison, handed_out
 from nnsight_lab.worker.rpc import LabRPC
 from nnsight_lab.worker.runner import LabRunner
+from nnsight_lab.worker.seeds import mark, rewindable
 
 
 class LabCPURunner(LabRunner, CPUModelRunner):
@@ -45,8 +46,15 @@ class LabCPURunner(LabRunner, CPUModelRunner):
         self.ridden -= scheduler_output.finished_req_ids
         self.poison.clear(self.kv_caches, handed_out(scheduler_output, self.cache_config.block_size))
         super()._update_states(scheduler_output)
+        rewindable(
+            self.requests, self.input_batch, [new.req_id for new in scheduler_output.scheduled_new_reqs]
+        )
         tracked = self.nnsight_requests.requests
         self.ridden.update(new.req_id for new in scheduler_output.scheduled_new_reqs if new.req_id in tracked)
+
+    def _sample(self, *args: Any, **kwargs: Any) -> Any:
+        mark(self.input_batch)
+        return super()._sample(*args, **kwargs)
 
 
 class LabCPUWorker(LabRPC, CPUWorker):

@@ -9,11 +9,12 @@ import pytest
 import torch
 
 import nnsight_lab as lab
+from nnsight_lab.blocks.reach import Reach, Touch
 from nnsight_lab.engine.call import Call
-from nnsight_lab.errors import EditError, RequestRefused
+from nnsight_lab.errors import EditError
 from tests.engine.prefix_reference import seen
 from tests.models import HIDDEN
-from tests.waiting import GREEDY, freed, idle
+from tests.waiting import GREEDY, idle
 
 torch.manual_seed(11)
 VECTOR = torch.randn(HIDDEN) * 2
@@ -36,6 +37,7 @@ def started(one_engine, llama_path, nothing_left_behind):
         max_model_len=1024,
         max_num_seqs=8,
         block_size=32,
+        num_gpu_blocks_override=128,
         scheduling_policy="priority",
         additional_config={"nnsight_lab_schedule": {"split_tokens": PIECE}},
     )
@@ -130,10 +132,10 @@ def steps_of(engine):
     return found
 
 
-def right(path, output, names):
+def right(path, output, names, index=0):
     """The output is that of a forward pass over all of its tokens, and so is all that was saved."""
     prompt = len(output.prompt_token_ids)
-    completion = output.outputs[0]
+    completion = output.outputs[index]
     ids = [*output.prompt_token_ids, *completion.token_ids]
     change = next((CHANGES[name] for name in names if name in CHANGES), None)
     expected = seen(path, ids[:-1], prompt, {} if change is None else {1: change})
@@ -141,12 +143,13 @@ def right(path, output, names):
     for number, token in enumerate(completion.token_ids):
         said = completion.logprobs[number][token].logprob
         assert said == pytest.approx(float(chances[number, token]), abs=5e-3), (names, number)
+    saves = completion.saves
     if "rows" in names:
-        assert output.saves["rows"].shape[0] == prompt
-        torch.testing.assert_close(output.saves["rows"], expected.streams[2][:prompt], **CLOSE)
+        assert saves["rows"].shape[0] == prompt
+        torch.testing.assert_close(saves["rows"], expected.streams[2][:prompt], **CLOSE)
     if "answers" in names:
-        assert len(output.saves["logits"]) == len(completion.token_ids)
-        found = torch.cat(output.saves["logits"])
+        assert len(saves["logits"]) == len(completion.token_ids)
+        found = torch.cat(list(saves["logits"]))
         torch.testing.assert_close(found, expected.logits[prompt - 1 :], **CLOSE)
 
 
@@ -182,3 +185,121 @@ def test_every_request_of_a_mixed_crowd_is_as_if_it_were_alone(edits, llama_path
                 left = len(output.prompt_token_ids) - output.num_cached_tokens
                 assert pieces[request.id] == [left, 1, 1], names
     assert cached > 1000
+
+
+@pytest.mark.parametrize("names", [(), ("answers",), ("everywhere",), ("answers", "everywhere"), ("rows",)])
+def test_a_long_prompt_runs_in_pieces_unless_blocks_read_it(edits, llama_path, names):
+    prompt = f"{names} {STORY}"[:333]
+    request = asked(edits, prompt, names)
+    (output,) = together(edits, [request])
+    right(llama_path, output, names)
+    pieces = steps_of(edits)[request.id]
+    if KINDS[names]:
+        assert pieces == [64, 64, 64, 64, 64, 13, 1, 1]
+    else:
+        assert pieces == [333, 1, 1]
+
+
+def test_traces_are_whole_between_plain_requests_and_those_of_logits_are_cached(engine, llama_path):
+    model = engine.model
+    for _ in range(2):
+        (plain,) = engine.generate(STORY, logprobs=0, **GREEDY)
+        with engine.trace(STORY, logprobs=0, **GREEDY) as tracer:
+            rows = lab.residual(model.model.layers[2].output).save()
+        right(llama_path, plain, ())
+        expected = seen(llama_path, plain.prompt_token_ids, len(STORY))
+        torch.testing.assert_close(rows, expected.streams[2], **CLOSE)
+        assert tracer.output.num_cached_tokens == 0
+        with engine.trace(STORY, **GREEDY) as tracer:
+            first = model.logits.save()
+        torch.testing.assert_close(first[0], expected.logits[-1], **CLOSE)
+        assert tracer.output.num_cached_tokens > 300
+        with engine.trace([STORY, STORY[:200]], **GREEDY) as tracer:
+            chosen = model.logits.argmax(-1).save()
+        assert [int(one) for one in chosen] == [output.outputs[0].token_ids[0] for output in tracer.outputs]
+        assert all(output.num_cached_tokens > 100 for output in tracer.outputs)
+
+
+def test_an_edit_under_the_same_name_is_another_and_a_cleared_one_leaves_nothing(edits, llama_path):
+    prompt = "redefined " + STORY[:300]
+    for vector, first in [(VECTOR, "everywhere"), (OTHER, "otherwise"), (VECTOR, "everywhere")]:
+        edits.edit("again", steps=[lab.steps.add("model.layers.1", vector)])
+        for _ in range(2):
+            (output,) = edits.generate(prompt, edits=["again"], logprobs=0, **GREEDY)
+            right(llama_path, output, (first,))
+        assert output.num_cached_tokens > 250
+        (plain,) = edits.generate(prompt, edits=[], logprobs=0, **GREEDY)
+        right(llama_path, plain, ())
+    edits.edits.clear("again")
+    (plain,) = edits.generate(prompt, edits=[], logprobs=0, **GREEDY)
+    right(llama_path, plain, ())
+
+
+@pytest.mark.parametrize("names", [(), ("everywhere",), ("front",), ("rows",), ("answers",)])
+def test_each_of_several_answers_is_right(edits, llama_path, names):
+    prompt = "several " + STORY[:200]
+    for _ in range(2):
+        (output,) = together(edits, [asked(edits, prompt, names, n=3, temperature=1, seed=5)])
+        for index in range(3):
+            right(llama_path, output, names, index)
+
+
+def test_a_seed_gives_the_same_answer_whether_the_prompt_runs_in_pieces_or_whole(edits):
+    prompt, found = "seeded " + STORY[:250], []
+    for names in [("rows",), (), (), ("answers",)]:
+        request = asked(edits, prompt, names, temperature=1, seed=7, max_tokens=12)
+        (output,) = together(edits, [request])
+        found.append((output.outputs[0].token_ids, steps_of(edits)[request.id][0]))
+    (whole, first), (pieces, second), (cached, _), (answers, _) = found
+    assert (first, second) == (257, PIECE)
+    assert whole == pieces == cached == answers
+    assert len(set(whole)) > 1
+
+
+def test_a_salt_of_the_users_own_goes_on_keeping_apart(edits, llama_path):
+    ids = edits.model.tokenizer("salted " + STORY[:200]).input_ids
+    found = {}
+    for names in [(), ("answers",), ("everywhere",), ("front",)]:
+        for salt in ("one", "one", "two", "two", None, None):
+            prompt = {"prompt_token_ids": ids} | ({} if salt is None else {"cache_salt": salt})
+            (output,) = together(edits, [asked(edits, prompt, names)])
+            right(llama_path, output, names)
+            found.setdefault(names, []).append(output.num_cached_tokens > 0)
+    once = [False, True] * 3
+    assert found == {(): once, ("answers",): [True] * 6, ("everywhere",): once, ("front",): [False] * 6}
+
+
+def test_a_block_that_was_read_wrong_is_an_error_and_not_fewer_rows(edits):
+    edits.edits["rows"]._current.touch = Touch(Reach.ANSWERS)
+    with pytest.raises(EditError, match=r"model\.layers\.2\.output was asked for by a block that names no"):
+        edits.generate(STORY, edits=["rows"], **GREEDY)
+
+
+def test_what_is_not_finite_stays_with_its_own_request(edits, llama_path):
+    model = edits.model
+    with edits.edit("ruin"):
+        model.model.layers[0].output[0][:] = float("nan")
+    edits.edit(
+        "ruined", steps=[lab.steps.scale("model.layers.0", 3e38), lab.steps.scale("model.layers.1", 3e38)]
+    )
+    for turn in range(2):
+        for name in ("ruin", "ruined"):
+            for number in range(4):
+                edits.generate(f"{turn} {number} {STORY}", edits=[name], **GREEDY)
+        # More than the cache has room for: what the others had is given to these.
+        prompts = [f"{letter} {turn} {STORY}"[: 300 + ord(letter)] for letter in "abcdefghijkl"]
+        outputs = edits.generate(prompts, edits=[], logprobs=0, **GREEDY)
+        for output in outputs:
+            right(llama_path, output, ())
+
+
+def test_a_request_that_is_put_off_for_want_of_memory_goes_on_right(edits, llama_path):
+    names = [(), ("answers",), ("everywhere",), ("rows",), (), ("answers",), ("everywhere",), ("otherwise",)]
+    requests = [
+        asked(edits, f"{number} {STORY}"[:372], one, max_tokens=220) for number, one in enumerate(names)
+    ]
+    outputs = together(edits, requests)
+    for output, one in zip(outputs, names, strict=True):
+        right(llama_path, output, one)
+    again = [name for name, pieces in steps_of(edits).items() if sum(pieces) > 372 + 219]
+    assert again, "no request was put off"
