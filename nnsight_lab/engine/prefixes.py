@@ -60,6 +60,22 @@ def salted(prompt: Any, touches: Iterable[Touch], owner: str = "") -> Any:
     )
 
 
+def owner_of(user: str, *, alone: bool, shared: bool, code: bool) -> str:
+    """Whose a request's part of the cache is; "" for everybody's.
+
+    How soon an answer begins tells whether its prompt was asked before: by default nobody is told that of
+    others. Where it is shared, a request with code is not: what the code touches was read by its owner's
+    kernel, and others do not rely on that.
+
+    Args:
+        user: Whose request.
+        alone: Whether there is one user only.
+        shared: Whether users share the cache.
+        code: Whether a block of code runs in it.
+    """
+    return "" if alone or (shared and not code) else user
+
+
 def refuse_long(tokens: int, most: int, reach: Reach | None) -> None:
     """Refuse a prompt that blocks read and that no step takes whole.
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from nnsight_lab.blocks.reach import UNKNOWN, Reach, Touch, together, touch_of_steps
 from nnsight_lab.engine.call import Call, LabRequest
 from nnsight_lab.engine.facts import facts
-from nnsight_lab.engine.prefixes import reading, refuse_long, salted
+from nnsight_lab.engine.prefixes import owner_of, reading, refuse_long, salted
 from nnsight_lab.engine.sampling import refusal, sampling_params
 from nnsight_lab.errors import RequestRefused
 from nnsight_lab.server.audit import audit
@@ -147,8 +147,7 @@ class Desk:
         self.door = Door(self.driver.home.reader, lambda paths: self._rpc_later(RETIRE, paths), limits)
         self._loras = loras
         self._caching = llm.vllm_config.cache_config
-        #: How soon an answer begins tells whether somebody asked the same: nobody is told that of another.
-        self._owned = trust.level != SOLO and not share_prefixes
+        self._share_prefixes = share_prefixes
         self._step_tokens = facts(llm.vllm_config).step_tokens
         self._vocabulary = int(llm.vllm_config.model_config.get_vocab_size())
         self._ending: set[asyncio.Future[None]] = set()
@@ -387,8 +386,7 @@ class Desk:
             prompt: As vLLM takes it.
             params: Its settings, which then say whether it reads the cache.
             touches: What its blocks touch.
-            code: Whether one of them is code: what it touches was read by its owner, and others do not rely
-                on that.
+            code: Whether one of them is code.
 
         Raises:
             Refused: Blocks read it, and it is longer than one step.
@@ -398,10 +396,10 @@ class Desk:
             params.extra_args = {**(params.extra_args or {}), REACH_KEY: reach.value}
             reading(params, reach)
         ids = prompt.get("prompt_token_ids") if isinstance(prompt, Mapping) else None
-        apart = not self._caching.enable_prefix_caching
+        owner = owner_of(user.name, alone=self.trust.level == SOLO, shared=self._share_prefixes, code=code)
         try:
             refuse_long(len(ids or ()), self._step_tokens, reach)
-            return prompt if apart else salted(prompt, touches, user.name if self._owned or code else "")
+            return salted(prompt, touches, owner) if self._caching.enable_prefix_caching else prompt
         except RequestRefused as refused:
             raise Refused(400, str(refused)) from None
 

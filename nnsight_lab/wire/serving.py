@@ -251,6 +251,7 @@ class OutputSeen:
     Attributes:
         place: Its place in the call.
         completions: As many as were asked for.
+        num_cached_tokens: Of the prompt, those that were served from the prefix cache.
     """
 
     place: int
@@ -259,6 +260,7 @@ class OutputSeen:
     completions: tuple[CompletionSeen, ...]
     finished: bool
     prompt_logprobs: tuple[dict[int, TokenSeen] | None, ...] | None = None
+    num_cached_tokens: int | None = None
 
 
 @register
