@@ -1,4 +1,4 @@
-"""Steps smaller than a prompt, as an option asks for: who reads such a prompt is refused before it is sent."""
+"""Steps smaller than a prompt, as an option asks for: blocks that read it are refused before it is sent."""
 # ruff: noqa: F841  (what a block saves is read on the outputs)
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The prefix cache of a shared engine: each user's own, and of each edit's own, for kernels and OpenAI clients."""
+"""The prefix cache of a shared engine is each user's own, and each edit's, for kernels and OpenAI clients."""
 
 from __future__ import annotations
 
