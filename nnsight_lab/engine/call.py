@@ -92,6 +92,12 @@ class LabRequest:
         """Whether the worker tracks it."""
         return self.traced or bool(self.edits)
 
+    @property
+    def text(self) -> str:
+        """Its prompt, where that was given as text; else ""."""
+        prompt = self.prompt.get("prompt") if isinstance(self.prompt, Mapping) else self.prompt
+        return prompt if isinstance(prompt, str) else ""
+
     def share(self, share: str) -> None:
         """Have its saves go to memory of their own owner's, for somebody to map."""
         if self.has_blocks:
@@ -109,8 +115,7 @@ class LabRequest:
     def progress(self, index: int) -> Progress:
         """How it stands now."""
         output = self.output
-        prompt = self.prompt.get("prompt") if isinstance(self.prompt, Mapping) else self.prompt
-        prompt = prompt if isinstance(prompt, str) else ""
+        prompt = self.text
         if output is None:
             return Progress(index, prompt, "", 0, False)
         tokens = sum(len(c.token_ids) for c in output.outputs)

@@ -23,6 +23,7 @@ from nnsight_lab.engine.edits import EditVersion
 from nnsight_lab.engine.life import EngineLife
 from nnsight_lab.engine.pace import steps_of
 from nnsight_lab.engine.prefixes import reading, refuse_long, salted
+from nnsight_lab.engine.probe import token_ids, tokens_bound
 from nnsight_lab.engine.sampling import sampling_params
 from nnsight_lab.engine.sleeping import EngineSleep
 from nnsight_lab.engine.tracer import Watcher
@@ -108,14 +109,12 @@ class EngineService(EngineSleep):
         facts = self.facts()
         if reach is None or not reach.whole or facts.step_tokens >= facts.context:
             return
-        if params.truncate_prompt_tokens:
+        if getattr(params, "truncate_prompt_tokens", None):
             return
-        ids = prompt.get("prompt_token_ids") if isinstance(prompt, Mapping) else None
-        text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
-        count = 0 if ids is None else len(ids)
-        if ids is None and isinstance(text, str) and len(text.encode()) > facts.step_tokens:
-            count = len(self.model.tokenizer(text).input_ids)
-        refuse_long(count, facts.step_tokens, reach)
+        bound = tokens_bound(prompt)
+        if bound is not None and bound > facts.step_tokens:
+            (ids,) = token_ids([prompt], self.model.tokenizer) or [()]
+            refuse_long(len(ids), facts.step_tokens, reach)
 
     def sampling(self, settings: Mapping[str, Any]) -> Any:
         """VLLM's ``SamplingParams``, or what stands for it here.

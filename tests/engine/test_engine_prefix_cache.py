@@ -256,6 +256,16 @@ def test_a_seed_gives_the_same_answer_whether_the_prompt_runs_in_pieces_or_whole
     assert len(set(whole)) > 1
 
 
+def test_measuring_what_a_call_would_save_leaves_nothing_in_the_cache(edits, llama_path):
+    model, prompt = edits.model, "measured " + STORY[:200]
+    edits.estimate(prompt, edits=["front"], **GREEDY)
+    with edits.trace([prompt], edits=[], estimate=True, **GREEDY):
+        model.model.layers[1].output[0][:] = 0
+        rows = model.model.layers[2].output[0].save()
+    (plain,) = edits.generate(prompt, edits=[], logprobs=0, **GREEDY)
+    right(llama_path, plain, ())
+
+
 def test_a_salt_of_the_users_own_goes_on_keeping_apart(edits, llama_path):
     ids = edits.model.tokenizer("salted " + STORY[:200]).input_ids
     found = {}
