@@ -59,6 +59,8 @@ def measure(
         The ratios, the seconds behind them, and how our steps ran.
     """
     options.setdefault("max_model_len", 1024)
+    # What is measured would be answered from the round before, here and there.
+    options.setdefault("enable_prefix_caching", False)
     path = models.resolve(model, dummy=options.get("load_format") == "dummy")
     many = [[(7 * i + 3 * j) % 20_000 + 100 for j in range(_MANY_TOKENS)] for i in range(_MANY // scale)]
     long = [[(11 * i + 5 * j) % 20_000 + 100 for j in range(_LONG_TOKENS)] for i in range(_LONG // scale)]
