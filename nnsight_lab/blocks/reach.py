@@ -41,6 +41,11 @@ class Reach(enum.Enum):
     #: Rows by their place, or all of them to be read.
     PROMPT = "prompt"
 
+    @classmethod
+    def said(cls, word: object) -> Reach:
+        """What a word of a request stands for; of any other, and of none, the prompt."""
+        return next((one for one in cls if one.value == word), cls.PROMPT)
+
     @property
     def whole(self) -> bool:
         """Whether the prompt has to run in one step."""

@@ -107,7 +107,7 @@ class EngineService(EngineSleep):
     def _fits(self, prompt: Any, params: Any, reach: Reach | None) -> None:
         """Refuse a prompt that has to run in one step and cannot; tokens are counted where that is close."""
         facts = self.facts()
-        if reach is None or not reach.whole or facts.step_tokens >= facts.context:
+        if reach is None or not reach.whole or not 0 < facts.step_tokens < facts.context:
             return
         if getattr(params, "truncate_prompt_tokens", None):
             return

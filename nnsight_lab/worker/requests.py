@@ -139,7 +139,7 @@ class LabRequests(Requests):
             request = self.requests[data.req_id] = LabRequest(data.req_id)
             request.allowed_bytes = extra.get(BUDGET_KEY)
             request.share = extra.get(SHARE_KEY, "")
-            request.reach = Reach(extra.get(REACH_KEY, Reach.PROMPT.value))
+            request.reach = Reach.said(extra.get(REACH_KEY))
             for registration_id in wanted:
                 template = self.templates.get(registration_id)
                 if template is None:

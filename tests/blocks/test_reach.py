@@ -225,6 +225,11 @@ def test_looks_read_the_prompt():
     assert touch_of(DeclaredBlock.of("lens", {})).reach is Reach.PROMPT
 
 
+def test_a_word_that_is_none_stands_for_the_prompt():
+    assert [Reach.said(one.value) for one in Reach] == list(Reach)
+    assert {Reach.said(word) for word in (None, "", "rowss", 5, ["rows"])} == {Reach.PROMPT}
+
+
 def test_the_blocks_of_a_request_together():
     answers, rows, prompt = Touch(Reach.ANSWERS), Touch(Reach.ROWS, b"x"), Touch(Reach.PROMPT)
     assert together([]) is None
