@@ -124,6 +124,12 @@ CLIENT = (
         "IncrementalDetokenizer.num_output_tokens",
         "tokens are counted without asking a worker",
     ),
+    Pin(
+        "vllm.engine.arg_utils",
+        "EngineArgs._set_default_chunked_prefill_and_prefix_caching_args",
+        "prompts are cut, and cached, unless somebody said otherwise",
+        ("model_config",),
+    ),
     Pin("vllm.v1.engine.async_llm", "AsyncLLM.collective_rpc", "the worker is asked", ("method", "args")),
     Pin("vllm.v1.engine.async_llm", "AsyncLLM.abort", "an interrupt aborts", ("request_id",)),
 )
@@ -194,6 +200,22 @@ CPU_WORKER = (
     Pin("vllm.v1.worker.cpu_worker", "CPUWorker.init_device", "the runner is swapped there"),
     Pin("vllm.v1.worker.cpu_model_runner", "CPUModelRunner", "the runner that is swapped"),
     Pin("vllm.v1.worker.gpu_input_batch", "CachedRequestState", "NaN is cleared from the KV cache"),
+)
+
+#: Leaned on in vLLM's EngineCore process.
+SCHEDULER = (
+    Pin("vllm.v1.core.sched.scheduler", "Scheduler.schedule", "a step has room for a prompt that is whole"),
+    Pin("vllm.v1.core.sched.async_scheduler", "AsyncScheduler.schedule", "the same of the other scheduler"),
+    Pin(
+        "vllm.v1.core.kv_cache_manager",
+        "KVCacheManager.allocate_slots",
+        "a piece of a prompt that blocks read is not scheduled",
+        ("request", "num_new_tokens", "num_new_computed_tokens", "num_external_computed_tokens"),
+    ),
+    Pin("vllm.v1.core.sched.request_queue", "RequestQueue.peek_request", "who is the first in line"),
+    Pin("vllm.v1.request", "Request.num_tokens", "how long a prompt is"),
+    Pin("vllm.v1.request", "RequestStatus.RUNNING", "whether a prompt has begun"),
+    Pin("vllm.config", "SchedulerConfig.long_prefill_token_threshold", "a prompt that is whole is not cut"),
 )
 
 
@@ -277,6 +299,44 @@ def keep_cpu_weights() -> None:
 
     keeping.keeps_weight = True  # type: ignore[attr-defined]
     utils.dispatch_cpu_unquantized_gemm = keeping
+
+
+def cut_prompts_by_default(scheduler: str, split_tokens: int, config_key: str) -> None:
+    """Have engines with our scheduler cache and cut prompts where nobody said whether to.
+
+    vLLM decides both for a model once it knows it, and sizes its buffers by what it decided. So that a prompt
+    which blocks read fits into one step, they are sized as if none were cut; our scheduler cuts the others.
+    Where the buffers' size was given, it is kept, and vLLM's own way. Models with a recurrent state keep
+    neither, as before: vLLM cuts every prompt of theirs where it caches it.
+
+    Args:
+        scheduler: Our ``scheduler_cls``.
+        split_tokens: What a step takes of prompts that may be cut.
+        config_key: Where in ``additional_config`` our scheduler looks for that.
+    """
+    from vllm.engine.arg_utils import EngineArgs
+
+    decide = EngineArgs._set_default_chunked_prefill_and_prefix_caching_args
+    if getattr(decide, "for_blocks", False):
+        return
+
+    def deciding(arguments: Any, model_config: Any) -> None:
+        if arguments.scheduler_cls == scheduler:
+            recurrent = bool(model_config.is_hybrid)
+            if arguments.enable_prefix_caching is None and recurrent:
+                arguments.enable_prefix_caching = False
+            caches = arguments.enable_prefix_caching is not False
+            if arguments.enable_chunked_prefill is None and arguments.max_num_batched_tokens is None:
+                cuts = model_config.is_chunked_prefill_supported and not recurrent
+                if not (recurrent and caches):
+                    arguments.enable_chunked_prefill = False
+                if cuts and caches:
+                    told = dict(arguments.additional_config or {})
+                    arguments.additional_config = {config_key: {"split_tokens": split_tokens}, **told}
+        decide(arguments, model_config)
+
+    deciding.for_blocks = True  # type: ignore[attr-defined]
+    EngineArgs._set_default_chunked_prefill_and_prefix_caching_args = deciding
 
 
 def marks_by_block() -> None:

@@ -56,6 +56,8 @@ def measure(
         The ratios and the seconds behind them.
     """
     options.setdefault("max_model_len", 512)
+    # What is measured would be answered from the round before, here and there.
+    options.setdefault("enable_prefix_caching", False)
     path = models.resolve(model, dummy=options.get("load_format") == "dummy")
     texts = prompts(count)
     with ExitStack() as stack:

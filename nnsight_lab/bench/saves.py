@@ -51,6 +51,8 @@ def measure(
         The ratios, and the seconds behind them.
     """
     options.setdefault("max_model_len", 2 * tokens)
+    # What is measured would be answered from the round before, here and there.
+    options.setdefault("enable_prefix_caching", False)
     path = models.resolve(model, dummy=options.get("load_format") == "dummy")
     texts = [[(17 * i + 5 * j) % 20000 + 100 for j in range(tokens)] for i in range(count)]
     few = texts[:few_count]

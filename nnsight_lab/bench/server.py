@@ -88,12 +88,12 @@ def measure(
         token = secrets.token_urlsafe(32)
         say("starting plain vLLM's server, and ours")
         plain = stack.enter_context(_served(_plain_words(path, options), folder / "plain.log", {}))
-        words = [sys.executable, "-m", "nnsight_lab", "serve", path, *_flags(options)]
+        words = [sys.executable, "-m", "nnsight_lab", "serve", path, *_UNCACHED, *_flags(options)]
         ours = stack.enter_context(_served(words, folder / "ours.log", {"NNSIGHT_LAB_TOKEN": token}))
         openai = openai_side(stack, {"plain": (plain, ""), "ours": (ours, token)}, count, tokens, repeat, say)
         attach_s = statistics.median(attached(ours, token) for _ in range(3))
         say("starting an engine in this process")
-        own = lab.start(path, name="bench-own", mode="sync", **options)
+        own = lab.start(path, name="bench-own", mode="sync", enable_prefix_caching=False, **options)
         stack.callback(lab.stop, own.name)
         near = _attach(stack, "bench-near", ours, token)
         far = _attach(stack, "bench-far", ours, token, same_host=False)
@@ -125,18 +125,22 @@ def measure(
 # -- servers --------------------------------------------------------------------------------------------
 
 
+#: Of both servers: what is measured would be answered from the round before.
+_UNCACHED = ("--no-enable-prefix-caching", "--no-enable-chunked-prefill")
+
+
 def _flags(options: dict[str, Any]) -> list[str]:
     return [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
 
 
 def _plain_words(path: str, options: dict[str, Any]) -> list[str]:
-    """VLLM's own server, as ours has it: prompts not cached, blocks or no blocks."""
+    """VLLM's own server."""
     from vllm.platforms import current_platform  # vLLM decides what the platform is
 
     more = ["--enforce-eager"] if current_platform.is_cpu() else []
     return [
         *(sys.executable, "-m", "vllm.entrypoints.openai.api_server", f"--model={path}"),
-        *("--no-enable-prefix-caching", "--no-enable-chunked-prefill", *more, *_flags(options)),
+        *(*_UNCACHED, *more, *_flags(options)),
     ]
 
 

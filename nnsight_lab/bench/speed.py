@@ -59,6 +59,8 @@ def measure(
         The ratios, the seconds behind them, and how our steps ran.
     """
     options.setdefault("max_model_len", 1024)
+    # What is measured would be answered from the round before, here and there.
+    options.setdefault("enable_prefix_caching", False)
     path = models.resolve(model, dummy=options.get("load_format") == "dummy")
     with ExitStack() as stack:
         say("starting our engine")

@@ -91,6 +91,12 @@ def add_parser(sub: Any) -> None:
         "--restarts", type=int, default=3, metavar="N", help="of an engine that died, within ten minutes"
     )
     parser.add_argument(
+        "--share-prefixes",
+        action="store_true",
+        help="users are served what others' prompts left in the prefix cache: faster where many begin alike, "
+        "and the time of an answer tells whether somebody else asked the same",
+    )
+    parser.add_argument(
         "--sleep-after",
         type=seconds,
         metavar="S",
@@ -162,6 +168,7 @@ def run(arguments: argparse.Namespace) -> int:
         restarts=arguments.restarts,
         sleep_after_s=arguments.sleep_after,
         prefix=hub.prefix if hub else "",
+        share_prefixes=arguments.share_prefixes,
     )
     serve(arguments.model, flags, settings)
     return 0

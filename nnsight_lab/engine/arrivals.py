@@ -187,8 +187,8 @@ def _arrival(request: LabRequest, origin: Origin, created: float) -> Arrival | N
     if request.traced:
         blocks = (*blocks, Ran(TRACE_BLOCK, 0, request.block_source, request.block_roots))
     prompt = output.prompt
-    if prompt is None and isinstance(request.prompt, str):
-        prompt = request.prompt
+    if prompt is None and request.text:
+        prompt = request.text
     facts = _Facts(origin, prompt, output.prompt_token_ids, request.settings, blocks, created)
     return Arrival(request.id, nbytes, _Blocks(tuple(pieces)).rebuilt, facts.fields)
 

@@ -62,6 +62,7 @@ class LabRequest:
         output: The latest output; the finished one at the end.
         settings: The sampling settings that were given.
         block_source: The trace's block as it was written; its names that are modules in ``block_roots``.
+        block_reach: What of the prompt the trace's block touches, a word of `nnsight_lab.blocks.reach.Reach`.
         saves: What its blocks saved, once collected.
         parcels: By sequence and block, those of its saves that came through shared memory.
         shared: Whether its saves are to be mapped by somebody else; then ``ranks`` is what the workers said.
@@ -77,6 +78,7 @@ class LabRequest:
     settings: Mapping[str, Any] = field(default_factory=dict)
     block_source: str = ""
     block_roots: tuple[tuple[str, str], ...] | None = None
+    block_reach: str = "prompt"
     id: str = field(default_factory=lambda: f"lab-{uuid.uuid4().hex[:16]}")
     output: RequestOutput | None = None
     saves: RequestSaves | None = None
@@ -89,6 +91,12 @@ class LabRequest:
     def has_blocks(self) -> bool:
         """Whether the worker tracks it."""
         return self.traced or bool(self.edits)
+
+    @property
+    def text(self) -> str:
+        """Its prompt, where that was given as text; else ""."""
+        prompt = self.prompt.get("prompt") if isinstance(self.prompt, Mapping) else self.prompt
+        return prompt if isinstance(prompt, str) else ""
 
     def share(self, share: str) -> None:
         """Have its saves go to memory of their own owner's, for somebody to map."""
@@ -107,7 +115,7 @@ class LabRequest:
     def progress(self, index: int) -> Progress:
         """How it stands now."""
         output = self.output
-        prompt = self.prompt if isinstance(self.prompt, str) else ""
+        prompt = self.text
         if output is None:
             return Progress(index, prompt, "", 0, False)
         tokens = sum(len(c.token_ids) for c in output.outputs)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from nnsight_lab.blocks.declared import DeclaredBlock
+from nnsight_lab.blocks.reach import touch_of_steps
 from nnsight_lab.engine.edits import Edit, EditVersion
 from nnsight_lab.engine.service import EngineService
 from nnsight_lab.steps.check import fitted
@@ -43,6 +44,6 @@ class Declaring(EngineService):
         facts = self.facts()
         fit = fitted(steps, modules, layers=facts.layers, hidden=facts.hidden)
         block = DeclaredBlock.of("steps", {"steps": fit})
-        self._warn_of_prefixes(edit.name)
-        source = "\n".join(map(str, fit))
-        return edit, EditVersion(edit.name, block.dumps(), source, method=DECLARE)
+        source, payload = "\n".join(map(str, fit)), block.dumps()
+        touch = touch_of_steps(fit, payload)
+        return edit, EditVersion(edit.name, payload, source, method=DECLARE, touch=touch)

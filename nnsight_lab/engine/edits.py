@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from nnsight_lab.blocks.reach import UNKNOWN, Touch
 from nnsight_lab.errors import EditRefused, UnknownEdit, nearest
 from nnsight_lab.wire.keys import CLEAR, REGISTER, TRACE_BLOCK
 
@@ -49,6 +50,7 @@ class EditVersion:
         source: The block as it was written.
         roots: Its names that are modules of the model.
         method: What installs it in a worker: one for code, one for data.
+        touch: What of a prompt it touches.
     """
 
     name: str
@@ -56,6 +58,7 @@ class EditVersion:
     source: str = ""
     roots: tuple[tuple[str, str], ...] = ()
     method: str = REGISTER
+    touch: Touch = UNKNOWN
     number: int = 0
     id: str = field(default_factory=lambda: f"edit-{uuid.uuid4().hex[:12]}")
     wants_result: bool = False

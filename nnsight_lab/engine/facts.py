@@ -10,6 +10,7 @@ from nnsight_lab.wire.serving import EngineFacts
 def facts(vllm_config: Any) -> EngineFacts:
     """What there is to know of an engine, from vLLM's configuration of it."""
     model, cache, parallel = vllm_config.model_config, vllm_config.cache_config, vllm_config.parallel_config
+    scheduler = vllm_config.scheduler_config
     return EngineFacts(
         model=str(model.model),
         device=str(vllm_config.device_config.device_type),
@@ -18,7 +19,7 @@ def facts(vllm_config: Any) -> EngineFacts:
         context=int(model.max_model_len),
         layers=int(model.hf_text_config.num_hidden_layers),
         hidden=int(model.get_hidden_size()),
-        at_once=int(vllm_config.scheduler_config.max_num_seqs),
+        at_once=int(scheduler.max_num_seqs),
         block_size=int(cache.block_size),
         kv_blocks=int(cache.num_gpu_blocks or 0),
         tensor_parallel=int(parallel.tensor_parallel_size),
@@ -27,4 +28,5 @@ def facts(vllm_config: Any) -> EngineFacts:
         sleep_mode=bool(getattr(model, "enable_sleep_mode", False)),
         vocabulary=int(model.get_vocab_size()),
         head_size=int(model.get_head_size()),
+        step_tokens=int(scheduler.max_num_scheduled_tokens or scheduler.max_num_batched_tokens),
     )

@@ -19,6 +19,7 @@ from nnsight_lab import pins
 from nnsight_lab.blocks.taps import DECODER_LAYERS, resolved
 from nnsight_lab.engine.beside import Beside, Launch
 from nnsight_lab.errors import Interrupted
+from nnsight_lab.wire.keys import SCHEDULE_CONFIG, SCHEDULER
 
 if TYPE_CHECKING:
     from nnsight_lab.engine.local import LocalEngine
@@ -29,6 +30,8 @@ _GPU_WORKER = "nnsight_lab.worker.gpu.LabGPUWorker"
 #: A step of vLLM's async engine on a GPU. Its sync engine takes twice as much, though one of these fills a
 #: GPU already, and what the last step of a call saved is copied with nothing left to hide it behind.
 _STEP_TOKENS = 8192
+#: The same of an engine on a CPU, where that many take seconds.
+_CPU_STEP_TOKENS = 2048
 
 
 def worker_class() -> str:
@@ -36,6 +39,13 @@ def worker_class() -> str:
     from vllm.platforms import current_platform  # vLLM decides what the platform is
 
     return _CPU_WORKER if current_platform.is_cpu() else _GPU_WORKER
+
+
+def prompts_cut() -> None:
+    """Have vLLM decide of the prefix cache and of cutting prompts as this package does."""
+    pins.check(pins.CLIENT)
+    tokens = _CPU_STEP_TOKENS if worker_class() == _CPU_WORKER else _STEP_TOKENS
+    pins.cut_prompts_by_default(SCHEDULER, tokens, SCHEDULE_CONFIG)
 
 
 def step_size(options: Mapping[str, Any], *, on_cpu: bool) -> dict[str, int]:
@@ -76,6 +86,11 @@ class LabVLLM(VLLM):
             given = kwargs.get("compilation_config") or {}
             if isinstance(given, dict):
                 kwargs["compilation_config"] = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"} | given
+        if "scheduler_cls" not in kwargs:
+            # None: nnsight says no to both, and vLLM, which knows the model, is not asked.
+            kwargs = {"enable_prefix_caching": None, "enable_chunked_prefill": None} | kwargs
+            kwargs["scheduler_cls"] = SCHEDULER
+            prompts_cut()
         if self.taps not in ((), (DECODER_LAYERS,)):
             return super()._load(repo_id, **kwargs)  # patterns are read off the tree before anything starts
         meta = dict(kwargs)

@@ -12,11 +12,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from nnsight_lab.blocks.reach import UNKNOWN, Reach
 from nnsight_lab.engine.call import LabRequest
 from nnsight_lab.engine.estimate import Demand, Growths, Sample
+from nnsight_lab.engine.prefixes import reading, salted
 from nnsight_lab.engine.results import first_error, one_line
 from nnsight_lab.engine.sampling import sampling_params
-from nnsight_lab.wire.keys import BUDGET_KEY, TRACE_BLOCK, TRACE_KEY
+from nnsight_lab.wire.keys import BUDGET_KEY, REACH_KEY, TRACE_BLOCK, TRACE_KEY
 
 if TYPE_CHECKING:
     from nnsight_lab.engine.edits import EditVersion
@@ -152,8 +154,7 @@ def kinds(
 def plain(ids: Sequence[int], prompt_tokens: int, new: int) -> LabRequest:
     """A request without blocks, to see how fast the engine is."""
     params = sampling_params({"max_tokens": new, "temperature": 0, "ignore_eos": True})
-    if hasattr(params, "skip_reading_prefix_cache"):
-        params.skip_reading_prefix_cache = True
+    params.skip_reading_prefix_cache = True
     return LabRequest({"prompt_token_ids": _cut(ids, prompt_tokens)}, params)
 
 
@@ -161,10 +162,11 @@ def _probe(request: LabRequest, ids: Sequence[int], prompt_tokens: int, new: int
     settings = {"max_tokens": new, "temperature": 0, "ignore_eos": True, "logprobs": request.params.logprobs}
     params = sampling_params(settings)
     params.extra_args = {k: v for k, v in (request.params.extra_args or {}).items() if k != BUDGET_KEY}
-    if hasattr(params, "skip_reading_prefix_cache"):
-        params.skip_reading_prefix_cache = True
+    # Its tokens may begin a prompt that others ask: what its blocks write is nobody else's.
+    params.extra_args[REACH_KEY] = Reach.PROMPT.value
+    reading(params, Reach.PROMPT)
     return LabRequest(
-        {"prompt_token_ids": _cut(ids, prompt_tokens)},
+        salted({"prompt_token_ids": _cut(ids, prompt_tokens)}, [UNKNOWN]),
         params,
         edits=request.edits,
         traced=request.traced,

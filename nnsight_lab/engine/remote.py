@@ -12,6 +12,7 @@ from typing_extensions import Self
 
 from nnsight_lab.blocks.block import Block
 from nnsight_lab.blocks.declared import DeclaredBlock
+from nnsight_lab.blocks.reach import Touch
 from nnsight_lab.engine import hub_service
 from nnsight_lab.engine.call import Call, LabRequest
 from nnsight_lab.engine.config import EngineConfig, Mode, loop_is_running
@@ -114,6 +115,7 @@ class RemoteEngine(Engine):
         return self
 
     def _reinstall(self) -> None:
+        self._remote.reaches.update((one.id, one.touch.reach.value) for one in self.edits.installed())
         for method, args in self.edits.reinstall_steps():
             try:
                 self.rpc(method, *args)
@@ -231,7 +233,13 @@ class RemoteEngine(Engine):
 
     def version_of(self, name: str, block: Block) -> EditVersion:
         self._no_code(block)
-        return super().version_of(name, block)
+        version = super().version_of(name, block)
+        self._remote.reaches[version.id] = version.touch.reach.value
+        return version
+
+    def _apart(self, prompt: Any, touches: Sequence[Touch]) -> Any:
+        """The prompt as it is: the server, which knows whose it is, keeps it apart."""
+        return prompt
 
     def _no_code(self, block: Block) -> None:
         """Say on the block's own line what the server would say."""

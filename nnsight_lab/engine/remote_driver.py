@@ -106,6 +106,8 @@ class RemoteDriver(Driver):
         self._threads = ThreadPoolExecutor(_QUESTIONS, thread_name_prefix="nnsight-lab-ask")
         #: Called when the server let go of the lease and of what hung on it: this kernel was silent too long.
         self.lapsed: Callable[[], object] = lambda: None
+        #: Of edits, by id: what of a prompt they touch.
+        self.reaches: dict[str, str] = {}
         self._under_way: dict[int, str] = {}
         #: Edits on their way; a call that is submitted after one must not overtake it.
         self._installing: set[Future[list[Any]]] = set()
@@ -258,7 +260,9 @@ class RemoteDriver(Driver):
         return answer
 
     def _install(self, edit_id: str, payload: bytes, name: str) -> None:
-        self._edit(EditAsked(edit_id, name, payload, self.lease, scoped=name == TRACE_BLOCK))
+        reach = self.reaches.get(edit_id, "prompt")
+        scoped = name == TRACE_BLOCK
+        self._edit(EditAsked(edit_id, name, payload, self.lease, scoped=scoped, reach=reach))
 
     def _declare(self, edit_id: str, payload: bytes, name: str) -> None:
         self._edit(EditAsked(edit_id, name, payload, self.lease, declared=True))
@@ -281,6 +285,7 @@ class RemoteDriver(Driver):
 
     def _clear(self, edit_ids: list[str]) -> None:
         for one in edit_ids:
+            self.reaches.pop(one, None)
             self._asked("DELETE", f"/edits/{quote(one, safe='')}")
 
     # -- calls -----------------------------------------------------------------------------------------
@@ -475,6 +480,7 @@ def _asked_of(request: LabRequest) -> RequestAsked:
         save_budget=extra.get(BUDGET_KEY),
         wants_result=request.wants_result,
         lora=str(request.lora_request or ""),
+        reach=request.block_reach,
     )
 
 

@@ -48,6 +48,7 @@ class RemoteOutput:
     lora_request: Any = None
     saves: Any = None
     error: str | None = None
+    num_cached_tokens: int | None = None
     index: int = field(default=0)
 
     @classmethod
@@ -63,6 +64,7 @@ class RemoteOutput:
             prompt_logprobs=None
             if prompts is None
             else [None if one is None else _tokens(one) for one in prompts],
+            num_cached_tokens=seen.num_cached_tokens,
             index=seen.place,
         )
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 import time
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
@@ -16,12 +15,15 @@ from typing import Any
 from nnsight_lab.blocks.block import Block
 from nnsight_lab.blocks.declared import DeclaredBlock
 from nnsight_lab.blocks.module_paths import roots_of
+from nnsight_lab.blocks.reach import Reach, Touch, together, touch_of
 from nnsight_lab.engine import processes, results
 from nnsight_lab.engine.arrivals import arrivals
 from nnsight_lab.engine.call import Call, LabRequest
 from nnsight_lab.engine.edits import EditVersion
 from nnsight_lab.engine.life import EngineLife
 from nnsight_lab.engine.pace import steps_of
+from nnsight_lab.engine.prefixes import reading, refuse_long, salted
+from nnsight_lab.engine.probe import token_ids, tokens_bound
 from nnsight_lab.engine.sampling import sampling_params
 from nnsight_lab.engine.sleeping import EngineSleep
 from nnsight_lab.engine.step_words import longest
@@ -34,6 +36,7 @@ from nnsight_lab.wire.keys import (
     CLEAR,
     DECLARED_KEY,
     EDITS_KEY,
+    REACH_KEY,
     REGISTER,
     STOP_SIGNAL,
     TRACE_BLOCK,
@@ -73,14 +76,19 @@ class EngineService(EngineSleep):
             extra[EDITS_KEY] = [version.id for version in versions]
         if block is not None:
             extra[DECLARED_KEY if isinstance(block, DeclaredBlock) else TRACE_KEY] = block.dumps()
-        if versions or block is not None:
+        touches = [version.touch for version in versions]
+        if block is not None:
+            touches.append(touch_of(block, EngineLife))
+        reach = together(touches)
+        if reach is not None:
+            extra[REACH_KEY] = reach.value
             params.extra_args = extra
-            # A token served from the prefix cache has no forward pass, so no block would see it.
-            if hasattr(params, "skip_reading_prefix_cache"):
-                params.skip_reading_prefix_cache = True
+            reading(params, reach)
         wants = any(v.wants_result for v in versions) or (block is not None and ".result" in block.source)
+        prompt = self.model._prompt(prompt)
+        self._fits(prompt, params, reach)
         return LabRequest(
-            self.model._prompt(prompt),
+            self._apart(prompt, touches),
             params,
             edits=versions,
             traced=block is not None,
@@ -90,7 +98,24 @@ class EngineService(EngineSleep):
             settings=settings,
             block_source="" if block is None else block.text,
             block_roots=None if block is None else _roots(block),
+            block_reach="prompt" if block is None else touches[-1].reach.value,
         )
+
+    def _apart(self, prompt: Any, touches: Sequence[Touch]) -> Any:
+        """A prompt kept apart in the prefix cache from those that other blocks ran on."""
+        return salted(prompt, touches) if self.facts().prefix_caching else prompt
+
+    def _fits(self, prompt: Any, params: Any, reach: Reach | None) -> None:
+        """Refuse a prompt that has to run in one step and cannot; tokens are counted where that is close."""
+        facts = self.facts()
+        if reach is None or not reach.whole or not 0 < facts.step_tokens < facts.context:
+            return
+        if getattr(params, "truncate_prompt_tokens", None):
+            return
+        bound = tokens_bound(prompt)
+        if bound is not None and bound > facts.step_tokens:
+            (ids,) = token_ids([prompt], self.model.tokenizer) or [()]
+            refuse_long(len(ids), facts.step_tokens, reach)
 
     def sampling(self, settings: Mapping[str, Any]) -> Any:
         """VLLM's ``SamplingParams``, or what stands for it here.
@@ -102,17 +127,11 @@ class EngineService(EngineSleep):
 
     def version_of(self, name: str, block: Block) -> EditVersion:
         """A version of an edit, pickled, not installed yet."""
-        self._warn_of_prefixes(name)
         wants_result = ".result" in block.source
-        return EditVersion(name, block.dumps(), block.text, _roots(block), wants_result=wants_result)
-
-    def _warn_of_prefixes(self, name: str) -> None:
-        if self.facts().prefix_caching and name != TRACE_BLOCK:
-            warnings.warn(
-                f"Prefix caching is on: what edit {name!r} writes into the KV cache is served to later "
-                "requests without it. Start the engine without enable_prefix_caching=True to edit safely.",
-                stacklevel=7,
-            )
+        touch = touch_of(block, EngineLife)
+        return EditVersion(
+            name, block.dumps(), block.text, _roots(block), touch=touch, wants_result=wants_result
+        )
 
     def shown_options(self) -> tuple[tuple[str, object], ...]:
         """What people are told of how it runs."""
@@ -180,7 +199,7 @@ class EngineService(EngineSleep):
         seconds = call.ended - call.began - (self._driver.home_s - call.home_s)
         lengths = [len(one.token_ids) for output in outputs for one in output.outputs]
         steps = steps_of(max(lengths, default=1), len(lengths), self._at_once())
-        tokens = sum(len(output.prompt_token_ids or ()) for output in outputs)
+        tokens = sum(len(o.prompt_token_ids or ()) - (o.num_cached_tokens or 0) for o in outputs)
         self._driver.pace.call(tokens, steps, max(seconds, 1e-6))
 
     def _at_once(self) -> int:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from nnsight_lab.engine import homecoming, models, processes
-from nnsight_lab.engine.model import worker_class
+from nnsight_lab.engine.model import prompts_cut, worker_class
 from nnsight_lab.errors import EngineDied, ServeRefused
 from nnsight_lab.server import jailing, keeping, stopper
 from nnsight_lab.server.condition import CONDITION
@@ -24,7 +24,7 @@ from nnsight_lab.server.environment import take
 from nnsight_lab.server.hub import Hub
 from nnsight_lab.server.identity import Identity, Owner, Tokens, User
 from nnsight_lab.server.limits import Limits
-from nnsight_lab.wire.keys import ENGINE_ENV, LOG_ENV, OWNER_ENV, SAVES_CONFIG
+from nnsight_lab.wire.keys import ENGINE_ENV, LOG_ENV, OWNER_ENV, SAVES_CONFIG, SCHEDULER
 
 #: Of the server that this process runs.
 _left: list[Settings] = []
@@ -50,6 +50,7 @@ class Settings:
         jail: ``auto``, ``on`` or ``off``.
         jail_uid: Whose the workers become; None where they stay this user's.
         jail_no_user: Then why.
+        share_prefixes: Whether users are served what others' prompts left in the prefix cache.
     """
 
     level: str = "team"
@@ -67,6 +68,7 @@ class Settings:
     jail: str = "off"
     jail_uid: int | None = None
     jail_no_user: str = ""
+    share_prefixes: bool = False
 
     @property
     def fair(self) -> bool:
@@ -123,12 +125,16 @@ def arguments(
         saves["spill_dir"] = str(spill)
     own = [
         f"--worker-cls={worker_class()}",
-        "--no-enable-prefix-caching",
-        "--no-enable-chunked-prefill",
         f"--additional-config={json.dumps({SAVES_CONFIG: saves})}",
         "--disable-fastapi-docs",
         "--middleware=nnsight_lab.server.middleware.ServedGuard",
     ]
+    if any(flag.split("=")[0] == "--scheduler-cls" for flag in flags):
+        # Another scheduler cuts prompts that blocks read.
+        own.append("--no-enable-chunked-prefill")
+    else:
+        own.append(f"--scheduler-cls={SCHEDULER}")
+        prompts_cut()
     if settings.fair:
         own.append("--scheduling-policy=priority")
     if settings.sleep_after_s is not None:

@@ -15,7 +15,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
+from nnsight_lab.blocks.reach import UNKNOWN, Reach, Touch, together, touch_of_steps
 from nnsight_lab.engine.call import Call, LabRequest
+from nnsight_lab.engine.facts import facts
+from nnsight_lab.engine.prefixes import owner_of, reading, refuse_long, salted
 from nnsight_lab.engine.sampling import refusal, sampling_params
 from nnsight_lab.errors import RequestRefused
 from nnsight_lab.server.audit import audit
@@ -29,7 +32,7 @@ from nnsight_lab.server.notes import note
 from nnsight_lab.server.parking import Parking
 from nnsight_lab.server.seen import output_seen
 from nnsight_lab.server.stopper import Stopper
-from nnsight_lab.server.trust import Trust
+from nnsight_lab.server.trust import SOLO, Trust
 from nnsight_lab.server.turns import Turns
 from nnsight_lab.steps.form import to_json
 from nnsight_lab.wire.codec import WireError, decode, encode, encode_parts, size_of
@@ -42,6 +45,7 @@ from nnsight_lab.wire.keys import (
     EDITS_KEY,
     LOOK,
     PEEK,
+    REACH_KEY,
     REGISTER,
     RETIRE,
     TRACE_KEY,
@@ -118,10 +122,18 @@ class Desk:
         trust: What it takes.
         loras: Finds a served LoRA by name.
         fair: Whether users take turns.
+        share_prefixes: Whether users are served what others' prompts left in the prefix cache.
     """
 
     def __init__(
-        self, llm: Any, limits: Limits, trust: Trust, loras: Any = None, *, fair: bool = True
+        self,
+        llm: Any,
+        limits: Limits,
+        trust: Trust,
+        loras: Any = None,
+        *,
+        fair: bool = True,
+        share_prefixes: bool = False,
     ) -> None:
         self.ledger = Ledger(limits)
         self.trust = trust
@@ -138,6 +150,9 @@ class Desk:
         self.parking = Parking(limits)
         self.door = Door(self.driver.home.reader, lambda paths: self._rpc_later(RETIRE, paths), limits)
         self._loras = loras
+        self._caching = llm.vllm_config.cache_config
+        self._share_prefixes = share_prefixes
+        self._step_tokens = facts(llm.vllm_config).step_tokens
         self._vocabulary = int(llm.vllm_config.model_config.get_vocab_size())
         self._ending: set[asyncio.Future[None]] = set()
         self._sweeping = asyncio.create_task(self._sweep())
@@ -172,13 +187,14 @@ class Desk:
             Refused: The books, or the workers, do not take it.
         """
         self.require()
-        steps = None
+        steps, touch = None, claimed(asked.reach)
         if asked.declared:
-            steps = to_json(await self.trust.steps_of(asked.payload))
+            told = await self.trust.steps_of(asked.payload)
+            steps, touch = to_json(told), touch_of_steps(told, asked.payload)
         else:
             self.trust.refuse_code()
         edit = self.ledger.add_edit(user, asked)
-        edit.steps = steps
+        edit.steps, edit.touch = steps, touch
         try:
             await self.rpc(
                 DECLARE if asked.declared else REGISTER, edit.registration, asked.payload, asked.name
@@ -257,7 +273,7 @@ class Desk:
         if asked.returned:
             self.door.take_back(user.name, lease.id, pieces_of(asked.returned))
         edits = [self.ledger.named(user, one.edits) for one in asked.requests]
-        requests = [self._request(one, mine) for one, mine in zip(asked.requests, edits, strict=True)]
+        requests = [self._request(user, one, mine) for one, mine in zip(asked.requests, edits, strict=True)]
         held = self._held(
             user, sum(one.params.n for one in requests), [edit for mine in edits for edit in mine]
         )
@@ -339,15 +355,19 @@ class Desk:
             return encode({})
         return bytes((await self.rpc(PEEK, encode({**asked, "request_id": request_id})))[0])
 
-    def _request(self, asked: RequestAsked, edits: Sequence[ServedEdit]) -> LabRequest:
+    def _request(self, user: User, asked: RequestAsked, edits: Sequence[ServedEdit]) -> LabRequest:
         try:
             params = sampling_params(asked.settings)
         except RequestRefused as refused:
             raise Refused(400, str(refused)) from None
         self._bound_answers(params)
         self._bound(params, asked.save_budget, [e.registration for e in edits], asked.block, asked.declared)
+        touches = [edit.touch for edit in edits]
+        if asked.block is not None or asked.declared is not None:
+            touches.append(claimed(asked.reach) if asked.declared is None else UNKNOWN)
+        code = asked.block is not None or any(edit.steps is None for edit in edits)
         return LabRequest(
-            self._prompt(asked.prompt),
+            self._apart(user, self._prompt(asked.prompt), params, touches, code=code),
             params,
             # Only whether there are any matters here: the books hold them.
             edits=tuple(edits),  # type: ignore[arg-type]
@@ -364,7 +384,8 @@ class Desk:
         """
         if isinstance(prompt, str) and prompt:
             return prompt
-        if isinstance(prompt, dict) and len(prompt) == 1:
+        salt = prompt.get("cache_salt") if isinstance(prompt, dict) else None
+        if isinstance(prompt, dict) and len(prompt) == 1 + isinstance(salt, str):
             text, ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
             if isinstance(text, str) and text:
                 return prompt
@@ -372,6 +393,31 @@ class Desk:
             if isinstance(ids, list) and ids and all(type(one) is int and one in there for one in ids):
                 return prompt
         raise Refused(400, "A prompt is text, or ids of tokens that the model has; nothing else is served.")
+
+    def _apart(self, user: User, prompt: Any, params: Any, touches: Sequence[Touch], *, code: bool) -> Any:
+        """A prompt kept apart in the prefix cache from those of others, and of other blocks.
+
+        Args:
+            user: Whose it is.
+            prompt: As vLLM takes it.
+            params: Its settings, which then say whether it reads the cache.
+            touches: What its blocks touch.
+            code: Whether one of them is code.
+
+        Raises:
+            Refused: Blocks read it, and it is longer than one step.
+        """
+        reach = together(touches)
+        if reach is not None:
+            params.extra_args = {**(params.extra_args or {}), REACH_KEY: reach.value}
+            reading(params, reach)
+        ids = prompt.get("prompt_token_ids") if isinstance(prompt, Mapping) else None
+        owner = owner_of(user.name, alone=self.trust.level == SOLO, shared=self._share_prefixes, code=code)
+        try:
+            refuse_long(len(ids or ()), self._step_tokens, reach)
+            return salted(prompt, touches, owner) if self._caching.enable_prefix_caching else prompt
+        except RequestRefused as refused:
+            raise Refused(400, str(refused)) from None
 
     def _bound(
         self,
@@ -387,8 +433,6 @@ class Desk:
         if edits or block is not None or declared is not None:
             extra[BUDGET_KEY] = min(limits.saved_bytes, limits.saved_bytes if budget is None else budget)
             extra[EDITS_KEY] = edits
-            if hasattr(params, "skip_reading_prefix_cache"):
-                params.skip_reading_prefix_cache = True
         if block is not None:
             extra[TRACE_KEY] = block
         if declared is not None:
@@ -483,6 +527,8 @@ class Desk:
         edits = self.ledger.chosen(user, extra.get(OPENAI_EDITS))
         params = params.clone()
         self._bound(params, None, [edit.registration for edit in edits])
+        code = any(edit.steps is None for edit in edits)
+        prompt = self._apart(user, prompt, params, [edit.touch for edit in edits], code=code)
         held = self._held(user, params.n, edits)
         audit.note("request begin", user.name, request_id, requests=params.n, edits=len(edits))
         stream = self._openai(user, edits, held, generate, prompt, params, request_id, settings)
@@ -591,6 +637,11 @@ class Desk:
             for lease in self.ledger.expired():
                 with contextlib.suppress(Exception):
                     await self.end_lease(lease.owner, lease.id, "nobody renewed it")
+
+
+def claimed(reach: str) -> Touch:
+    """What a block of code touches, as its owner's kernel says: only that owner's requests rely on it."""
+    return Touch(Reach.ANSWERS) if reach == Reach.ANSWERS.value else UNKNOWN
 
 
 def pieces_of(said: bytes) -> list[Extent]:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from nnsight_lab.blocks.reach import UNKNOWN, Touch
 from nnsight_lab.engine.edits import named_well
 from nnsight_lab.server.identity import User
 from nnsight_lab.server.limits import Limits, Refused, not_found, too_large, too_many
@@ -37,6 +38,7 @@ class ServedEdit:
         in_flight: Requests that run it now.
         cleared: Whether it goes once none does.
         steps: What it does, where it is data.
+        touch: What of a prompt it touches.
         registration: What the workers know it by: made here, so that no owner can spell another's.
     """
 
@@ -51,6 +53,7 @@ class ServedEdit:
     in_flight: int = 0
     cleared: bool = False
     steps: list[Any] | None = None
+    touch: Touch = UNKNOWN
     registration: str = field(default_factory=lambda: f"edit-{uuid.uuid4().hex}")
 
 

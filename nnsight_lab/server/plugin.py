@@ -88,7 +88,14 @@ class LabPlugin:
         settings = self._settings
         trust = Trust(engine_client, settings.level, settings.jail)
         await trust.enter(settings.jail_uid, settings.jail_no_user)
-        desk = Desk(engine_client, settings.limits, trust, loras.get, fair=settings.fair)
+        desk = Desk(
+            engine_client,
+            settings.limits,
+            trust,
+            loras.get,
+            fair=settings.fair,
+            share_prefixes=settings.share_prefixes,
+        )
         state.nnsight_lab_trust = trust
         state.nnsight_lab_desk = desk
         state.nnsight_lab_tasks = look_after(engine_client, state, args, desk, settings)

@@ -23,6 +23,7 @@ def output_seen(place: int, output: Any) -> OutputSeen:
         completions=tuple(map(_completion, output.outputs)),
         finished=bool(output.finished),
         prompt_logprobs=_tokens(output.prompt_logprobs),
+        num_cached_tokens=None if output.num_cached_tokens is None else int(output.num_cached_tokens),
     )
 
 

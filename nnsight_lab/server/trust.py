@@ -21,6 +21,7 @@ from nnsight_lab.wire.keys import DESCRIBE, TRUST
 from nnsight_lab.wire.serving import LEVELS, ModuleSeen
 
 STRICT = "strict"
+SOLO = "solo"
 
 #: The jail's layer that is decided here (see `nnsight_lab.worker.jail`, which is not imported here).
 OWN_USER = "own user"

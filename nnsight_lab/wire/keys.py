@@ -21,6 +21,15 @@ BUDGET_KEY = "lab_budget"
 #: In ``SamplingParams.extra_args``: whose shared memory the request's saves go to (str); nobody else's do.
 SHARE_KEY = "lab_share"
 
+#: In ``SamplingParams.extra_args``: what of a prompt the request's blocks touch, a word of
+#: `nnsight_lab.blocks.reach.Reach`; a request with blocks and without it is taken to read all of it.
+REACH_KEY = "lab_reach"
+
+#: In vLLM's ``additional_config``: how prompts are cut (see `nnsight_lab.worker.scheduler`).
+SCHEDULE_CONFIG = "nnsight_lab_schedule"
+#: vLLM's ``scheduler_cls`` of our engines.
+SCHEDULER = "nnsight_lab.worker.scheduler.scheduler"
+
 #: In vLLM's ``additional_config``: how a worker's saves travel (see `nnsight_lab.worker.courier`).
 SAVES_CONFIG = "nnsight_lab_saves"
 

@@ -71,6 +71,7 @@ class EngineFacts:
         tensor_parallel: Ranks that share each layer.
         pipeline_parallel: Stages the layers are divided into.
         prefix_caching: Whether the prefix cache is on.
+        step_tokens: Tokens of the longest prompt that runs in one step; 0 for any.
         sleep_mode: Whether it can sleep.
         vocabulary: Rows of the unembedding.
         head_size: Of one attention head.
@@ -92,6 +93,7 @@ class EngineFacts:
     sleep_mode: bool = False
     vocabulary: int = 0
     head_size: int = 0
+    step_tokens: int = 0
 
 
 @register
@@ -158,6 +160,7 @@ class EditAsked:
         lease: What it belongs to.
         scoped: Whether it is a trace's block, for one call's requests only.
         declared: Whether it is data, which the server checks, and no code.
+        reach: What of a prompt it touches, as its kernel read it; of data the server reads that itself.
     """
 
     id: str
@@ -166,6 +169,7 @@ class EditAsked:
     lease: str
     scoped: bool = False
     declared: bool = False
+    reach: str = "prompt"
 
 
 @register
@@ -183,6 +187,7 @@ class RequestAsked:
         save_budget: Bytes its blocks may save; None where nobody said.
         wants_result: Whether a block may read ``tracer.result``.
         lora: The name of a LoRA that is served; "" for none.
+        reach: What of its prompt the block of a trace touches, as its kernel read it.
     """
 
     id: str
@@ -194,6 +199,7 @@ class RequestAsked:
     save_budget: int | None = None
     wants_result: bool = False
     lora: str = ""
+    reach: str = "prompt"
 
 
 @register
@@ -248,6 +254,7 @@ class OutputSeen:
     Attributes:
         place: Its place in the call.
         completions: As many as were asked for.
+        num_cached_tokens: Of the prompt, those that were served from the prefix cache.
     """
 
     place: int
@@ -256,6 +263,7 @@ class OutputSeen:
     completions: tuple[CompletionSeen, ...]
     finished: bool
     prompt_logprobs: tuple[dict[int, TokenSeen] | None, ...] | None = None
+    num_cached_tokens: int | None = None
 
 
 @register

@@ -13,9 +13,10 @@ from vllm.v1.worker.cpu_worker import CPUWorker
 
 from nnsight_lab import pins
 from nnsight_lab.errors import EngineStartFailed
-from nnsight_lab.worker.poison import clear_poisoned
+from nnsight_lab.worker.poison import Poison, handed_out
 from nnsight_lab.worker.rpc import LabRPC
 from nnsight_lab.worker.runner import LabRunner
+from nnsight_lab.worker.seeds import mark, rewindable
 
 
 class LabCPURunner(LabRunner, CPUModelRunner):
@@ -23,25 +24,37 @@ class LabCPURunner(LabRunner, CPUModelRunner):
 
     Attributes:
         ridden: The requests that blocks rode, until the scheduler says that they are over.
+        poison: Cache blocks that one of them left with values that are not finite.
     """
 
     ridden: set[str]
+    poison: Poison
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         super().load_model(*args, **kwargs)
         self.ridden = set()
+        self.poison = Poison()
 
     def _update_states(self, scheduler_output: Any) -> None:
         # Before the step that may give their cache blocks to others.
-        for request_id in self.ridden.intersection(scheduler_output.finished_req_ids):
-            self.ridden.discard(request_id)
+        over = scheduler_output.finished_req_ids | (scheduler_output.preempted_req_ids or set())
+        for request_id in self.ridden & over:
             state = self.requests.get(request_id)
-            if state is not None and not self.cache_config.enable_prefix_caching:
-                blocks = [block for group in state.block_ids for block in group]
-                clear_poisoned(self.kv_caches, blocks, request_id)
+            if state is not None:
+                blocks = (block for group in state.block_ids for block in group)
+                self.poison.look(self.kv_caches, blocks, request_id)
+        self.ridden -= scheduler_output.finished_req_ids
+        self.poison.clear(self.kv_caches, handed_out(scheduler_output, self.cache_config.block_size))
         super()._update_states(scheduler_output)
+        rewindable(
+            self.requests, self.input_batch, [new.req_id for new in scheduler_output.scheduled_new_reqs]
+        )
         tracked = self.nnsight_requests.requests
         self.ridden.update(new.req_id for new in scheduler_output.scheduled_new_reqs if new.req_id in tracked)
+
+    def _sample(self, *args: Any, **kwargs: Any) -> Any:
+        mark(self.input_batch)
+        return super()._sample(*args, **kwargs)
 
 
 class LabCPUWorker(LabRPC, CPUWorker):

@@ -20,6 +20,7 @@ from nnsight_lab.blocks.block import Block
 from nnsight_lab.wire.messages import WorkerError
 from nnsight_lab.worker.batching import LabBatcher, Visit
 from nnsight_lab.worker.courier import Parcel
+from nnsight_lab.worker.steps import is_module_location
 
 _HERE: Final = nullcontext()
 #: Reads remembered for error messages; a loop over tokens asks for the same few again and again.
@@ -38,6 +39,17 @@ class ExitedBlock(Exception):
         super().__init__(original)
         self.original = original
         self.__intervention_tb__ = original.__traceback__
+
+
+class UnreadPrompt(RuntimeError):
+    """A block asked for a module that it does not name; its prompt may have been in the cache."""
+
+
+#: What is then said.
+UNREAD = (
+    "by a block that names no module, so its prompt may have been served from the cache and not run: write "
+    "the module in the block itself, as model.model.layers[5]"
+)
 
 
 class BlockStopped(BaseException):
@@ -93,9 +105,14 @@ class BlockMediator(Mediator):
         rider_of: The id of the request that it runs for.
         ended: Where it puts itself down once its code has run; None where nobody asks.
         late: What it was still waiting for, and the line, when its request was over.
+        answers_only: Whether it was read to touch logits, samples and the result only (see
+            `nnsight_lab.blocks.reach`): it may have no more of its prompt's rows than vLLM happens to run.
+        to_the_end: Whether it is never broken off: others read from the cache what it writes.
         wide: What in it names a module that no replay serves (see `nnsight_lab.worker.steps`).
         visit: What it was given at a visit at which it asks for more; None where it does not.
     """
+
+    pending: Any
 
     def __init__(self, block: Block, code: CodeType, wide: str = "") -> None:
         super().__init__(code, block.glbls, dict(block.lcls))
@@ -111,13 +128,15 @@ class BlockMediator(Mediator):
         self.late: tuple[str, int] | None = None
         self.wide = wide
         self.visit: Visit | None = None
+        self.answers_only = False
+        self.to_the_end = False
 
     def start(self, interleaver: Any = None) -> None:
         with aside_of(interleaver):
             super().start(interleaver)
 
     def switch(self, *args: Any) -> Any:
-        if GIVEN_UP and given_up(self.rider_of):
+        if GIVEN_UP and not self.to_the_end and given_up(self.rider_of):
             raise ExitedBlock(BlockStopped("its request was given up"))
         worker = self.worker
         worker.parent = getcurrent()
@@ -142,6 +161,9 @@ class BlockMediator(Mediator):
     def handle(self, provider: str, value: Any) -> Any:
         pending = self.pending
         if pending is None or pending.provider != provider:
+            return value
+        if self.answers_only and is_module_location(provider):
+            self.pending = self.worker.throw(UnreadPrompt(f"{provider} was asked for {UNREAD}"))
             return value
         batcher = self.interleaver.batcher
         if not isinstance(batcher, LabBatcher):

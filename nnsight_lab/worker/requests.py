@@ -18,7 +18,16 @@ from nnsight.modeling.vllm.model_runners.GPUModelRunner import Request, Requests
 
 from nnsight_lab.blocks import errors
 from nnsight_lab.blocks.block import Block
-from nnsight_lab.wire.keys import BUDGET_KEY, DECLARED_KEY, EDITS_KEY, SHARE_KEY, TRACE_BLOCK, TRACE_KEY
+from nnsight_lab.blocks.reach import Reach
+from nnsight_lab.wire.keys import (
+    BUDGET_KEY,
+    DECLARED_KEY,
+    EDITS_KEY,
+    REACH_KEY,
+    SHARE_KEY,
+    TRACE_BLOCK,
+    TRACE_KEY,
+)
 from nnsight_lab.wire.messages import BlockSaves, RequestSaves, SequenceSaves, WorkerError
 from nnsight_lab.wire.step_figures import StepFigures
 from nnsight_lab.worker.caches import plain
@@ -51,6 +60,7 @@ class LabRequest(Request):
         "block_errors",
         "ended",
         "names",
+        "reach",
         "riders",
         "share",
         "step",
@@ -66,6 +76,8 @@ class LabRequest(Request):
         self.names: dict[str, str] = {}
         self.allowed_bytes: int | None = None
         self.share = ""
+        #: What of its prompt its blocks touch, as whoever submitted it read them.
+        self.reach = Reach.PROMPT
         self.block_errors: dict[str, WorkerError] = {}
         #: How steps had run before its first one and after its last one; None where nothing is counted.
         self.began: Mark | None = None
@@ -90,6 +102,8 @@ class LabRequests(Requests):
         #: Whether this rank answers for traces, and for edits; else it only winds their blocks up.
         self.answers_traces = traces
         self.answers_edits = edits
+        #: Requests that read answers only, and whose prompt this step runs a piece of.
+        self._waiting: set[str] = set()
         #: nnsight's, of this worker: it knows the order in which locations were reached.
         self.interleaver = interleaver
         self.courier = courier
@@ -154,6 +168,7 @@ class LabRequests(Requests):
             request.began = self.steps.ran.mark() if self.steps.ran.graphs else None
             request.allowed_bytes = extra.get(BUDGET_KEY)
             request.share = extra.get(SHARE_KEY, "")
+            request.reach = Reach.said(extra.get(REACH_KEY))
             for registration_id in wanted:
                 template = self.templates.get(registration_id)
                 if template is None:
@@ -184,24 +199,34 @@ class LabRequests(Requests):
     def _aboard(self, mediator: BlockMediator, request: LabRequest) -> BlockMediator:
         mediator.rider_of, mediator.ended = request.id, self.ended
         request.riders.append(mediator)
+        mediator.answers_only = request.reach is Reach.ANSWERS
+        mediator.to_the_end = request.reach is Reach.ROWS
         return mediator
 
     def refuse_chunked(self, spans: list[tuple[str, int]], states: dict[str, Any]) -> None:
-        """A prompt that arrives in pieces is an error for every block that would read it."""
+        """Look at prompts that arrive in pieces: who reads them has an error, who reads answers only waits.
+
+        The scheduler cuts none that has to be whole, unless it is longer than a step may be.
+        """
+        self._waiting = set()
         for request_id, scheduled in spans:
             request = self.requests.get(request_id)
-            if request is None or not request.riders or (scheduled == 1 and request.step):
+            if request is None or not request.riders:
                 continue
             state = states.get(request_id)
             if state is None:
                 continue
-            if state.num_computed_tokens + scheduled >= state.num_prompt_tokens:
+            # As vLLM itself tells the pieces whose samples it drops; past the prompt, of one that is resumed.
+            if state.num_computed_tokens + scheduled >= state.num_tokens or request.reach is Reach.ROWS:
+                continue
+            if request.reach is Reach.ANSWERS:
+                self._waiting.add(request_id)  # its logits are of a token that is followed by a known one
                 continue
             error = WorkerError(
                 "ChunkedPrompt",
                 f"the {state.num_prompt_tokens}-token prompt was split across steps by chunked prefill "
-                f"({scheduled} tokens in this one), so no block could see it whole: start the engine "
-                "without enable_chunked_prefill=True, or raise max_num_batched_tokens above the prompt",
+                f"({scheduled} tokens in this one), so no block could see it whole: raise "
+                "max_num_batched_tokens above the prompt, or start the engine without it",
                 (),
                 False,
                 (),
@@ -229,9 +254,10 @@ class LabRequests(Requests):
         self.step = step = self.step + 1
         scheduled: list[BlockMediator] = []
         start = 0
-        requests = self.requests
+        requests, waiting = self.requests, self._waiting
         for row, (request_id, tokens) in enumerate(spans):
-            request = requests.get(request_id)
+            # The blocks of a prompt that is not whole yet are not in this step; its rows are.
+            request = None if request_id in waiting else requests.get(request_id)
             if request is not None:
                 request.step = step
                 if request.away is not None:

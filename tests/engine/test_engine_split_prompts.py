@@ -1,13 +1,11 @@
-"""Options that keep tokens from a block: prefix caching is warned about, a split prompt is an error."""
+"""Steps smaller than a prompt, as an option asks for: blocks that read it are refused before it is sent."""
 # ruff: noqa: F841  (what a block saves is read on the outputs)
 
 from __future__ import annotations
 
-import inspect
-
 import pytest
 
-from nnsight_lab.errors import EditError, TraceError
+from nnsight_lab.errors import EditError, RequestRefused, TraceError
 from tests.waiting import CAT, GREEDY, freed, idle
 
 LONG_PROMPT = "once upon a time " * 13
@@ -22,8 +20,6 @@ def started(one_engine, llama_path, nothing_left_behind):
         "sync",
         dtype="float32",
         max_model_len=512,
-        enable_prefix_caching=True,
-        enable_chunked_prefill=True,
         max_num_batched_tokens=64,
         max_num_seqs=8,
         block_size=32,
@@ -42,33 +38,31 @@ def engine(started):
 @pytest.fixture
 def probed(engine):
     model = engine.model
-    with pytest.warns(UserWarning, match="Prefix caching is on"), engine.edit("probe"):
+    with engine.edit("probe"):
         hidden = model.model.layers[1].output[0].save()
     return engine
 
 
-def test_an_edit_under_prefix_caching_is_warned_about_at_its_own_line(engine):
-    model = engine.model
-    said = "Prefix caching is on: what edit 'probe' writes"
-    line = inspect.currentframe().f_lineno + 1
-    with pytest.warns(UserWarning, match=said) as caught, engine.edit("probe"):
+def test_a_long_prompt_that_is_read_is_refused_before_it_is_sent_and_others_are_not(probed):
+    model = probed.model
+    said = r"has 221 tokens, and blocks read it.*steps take 64: start it with max_num_batched_tokens=221"
+    ids = model.tokenizer(LONG_PROMPT).input_ids
+    for prompt in (LONG_PROMPT, ids, {"prompt": LONG_PROMPT}, {"prompt_token_ids": ids}):
+        with pytest.raises(RequestRefused, match=said):
+            probed.generate([CAT, prompt] if isinstance(prompt, str) else prompt, **GREEDY)
+    with pytest.raises(RequestRefused, match=said), probed.trace(LONG_PROMPT, edits=[], **GREEDY):
         hidden = model.model.layers[1].output[0].save()
-    (warning,) = caught
-    assert (warning.filename, warning.lineno) == (__file__, line)
+    (cut,) = probed.generate(LONG_PROMPT, **GREEDY, truncate_prompt_tokens=64)
+    assert cut.saves["hidden"].shape == (64, 128)
+    (plain,) = probed.generate(LONG_PROMPT, edits=[], **GREEDY)
+    with probed.trace(LONG_PROMPT, edits=[], **GREEDY):
+        first = model.logits.argmax().save()
+    assert int(first) == plain.outputs[0].token_ids[0]
 
 
-@pytest.mark.asyncio
-async def test_an_awaited_edit_under_prefix_caching_is_warned_about_at_its_own_line(engine):
-    model = engine.model
-    with pytest.warns(UserWarning, match="Prefix caching is on") as caught:
-        async with engine.edit("probe"):
-            hidden = model.model.layers[1].output[0].save()
-    (warning,) = caught
-    assert warning.filename == __file__
-
-
-def test_a_prompt_that_is_split_over_steps_is_an_error_for_an_edit_and_not_fewer_rows(probed):
-    assert len(LONG_PROMPT) > 200
+def test_one_that_is_split_all_the_same_is_an_error_and_not_fewer_rows(probed, monkeypatch):
+    # As where the kernel cannot count: a text for a server, whose tokenizer it does not have.
+    monkeypatch.setattr(type(probed), "_fits", lambda *_: None)
     with pytest.raises(EditError, match=r"221-token prompt was split.*\(6\d tokens") as raised:
         probed.generate([CAT, LONG_PROMPT], **GREEDY)
     assert (raised.value.failed, raised.value.total) == (1, 2)
@@ -79,13 +73,11 @@ def test_a_prompt_that_is_split_over_steps_is_an_error_for_an_edit_and_not_fewer
     assert len(split.outputs[0].token_ids) == 3
     assert next(iter(probed.edits)).errors == 1
     freed(probed)
-
-
-def test_a_prompt_that_is_split_over_steps_is_an_error_for_a_trace(engine):
-    model = engine.model
-    with pytest.raises(TraceError, match="split across steps"), engine.trace(LONG_PROMPT, **GREEDY):
+    probed.edits.clear()
+    model = probed.model
+    with pytest.raises(TraceError, match="split across steps"), probed.trace(LONG_PROMPT, **GREEDY):
         hidden = model.model.layers[1].output[0].save()
-    freed(engine)
+    freed(probed)
 
 
 def test_a_prompt_in_the_cache_is_whole_for_a_block_all_the_same(probed):

@@ -8,7 +8,7 @@ import nnsight_lab.blocks  # noqa: F401  (imports anyio whole before nnsight)
 from nnsight_lab import pins
 from nnsight_lab.errors import UpstreamChanged
 
-ALL = [*pins.CLIENT, *pins.WORKER, *pins.CPU_WORKER]
+ALL = [*pins.CLIENT, *pins.WORKER, *pins.CPU_WORKER, *pins.SCHEDULER]
 
 
 @pytest.mark.parametrize("pin", ALL, ids=lambda pin: f"{pin.module}.{pin.name}")
@@ -18,7 +18,7 @@ def test_every_pin_is_there(pin):
 
 
 def test_no_name_is_pinned_twice_in_one_process():
-    for listed in (pins.CLIENT, pins.WORKER + pins.CPU_WORKER):
+    for listed in (pins.CLIENT, pins.WORKER + pins.CPU_WORKER, pins.SCHEDULER):
         names = [(pin.module, pin.name) for pin in listed]
         assert len(names) == len(set(names))
 

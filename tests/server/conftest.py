@@ -138,7 +138,11 @@ def server(tmp_path_factory: pytest.TempPathFactory, one_engine: OneEngine) -> I
     """The server that all tests share."""
     one_engine.stop()  # each has gigabytes, and there are to be three of them at most
     found = start(
-        tmp_path_factory.mktemp("server"), "--limit=edits=8", "--limit=requests=64", "--limit=body_s=6"
+        tmp_path_factory.mktemp("server"),
+        "--limit=edits=8",
+        "--limit=requests=64",
+        "--limit=body_s=6",
+        "--enable-prompt-tokens-details",
     )
     yield found
     end(found)
