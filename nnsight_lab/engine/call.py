@@ -61,6 +61,7 @@ class LabRequest:
         wants_result: Whether a block may read ``tracer.result``, so the record must go to the worker.
         output: The latest output; the finished one at the end.
         settings: The sampling settings that were given.
+        content: What the workers call its trace's block by; "" where they do not keep it.
         block_source: The trace's block as it was written; its names that are modules in ``block_roots``.
         saves: What its blocks saved, once collected.
         parcels: By sequence and block, those of its saves that came through shared memory.
@@ -75,6 +76,7 @@ class LabRequest:
     source: str = ""
     lora_request: Any = None
     settings: Mapping[str, Any] = field(default_factory=dict)
+    content: str = ""
     block_source: str = ""
     block_roots: tuple[tuple[str, str], ...] | None = None
     id: str = field(default_factory=lambda: f"lab-{uuid.uuid4().hex[:16]}")

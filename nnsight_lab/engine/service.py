@@ -20,6 +20,7 @@ from nnsight_lab.engine import processes, results
 from nnsight_lab.engine.arrivals import arrivals
 from nnsight_lab.engine.call import Call, LabRequest
 from nnsight_lab.engine.edits import EditVersion
+from nnsight_lab.engine.known_blocks import KnownBlocks, content_id
 from nnsight_lab.engine.life import EngineLife
 from nnsight_lab.engine.pace import steps_of
 from nnsight_lab.engine.sampling import sampling_params
@@ -31,6 +32,7 @@ from nnsight_lab.saves.budget import size_of
 from nnsight_lab.wire.keys import (
     BUDGET_KEY,
     CLEAR,
+    CONTENT_KEY,
     DECLARED_KEY,
     EDITS_KEY,
     REGISTER,
@@ -50,6 +52,8 @@ class EngineService(EngineSleep):
         self._under_way: dict[int, Call] = {}
         #: Whether a call was aborted since the last one began: a step of it may still be running.
         self._disturbed = False
+        #: What this engine has of traces' blocks; nothing, when it is new.
+        self._blocks = KnownBlocks()
 
     # -- requests -------------------------------------------------------------------------------
 
@@ -70,26 +74,40 @@ class EngineService(EngineSleep):
             extra[BUDGET_KEY] = size_of(budget, name="save_budget")
         if versions:
             extra[EDITS_KEY] = [version.id for version in versions]
-        if block is not None:
-            extra[DECLARED_KEY if isinstance(block, DeclaredBlock) else TRACE_KEY] = block.dumps()
+        payload = b"" if block is None else block.dumps()
+        content = ""
+        if isinstance(block, DeclaredBlock):
+            extra[DECLARED_KEY] = payload
+        elif block is not None:
+            extra[TRACE_KEY] = payload
+            if self._keeps_blocks():
+                extra[CONTENT_KEY] = content = content_id(payload)
         if versions or block is not None:
             params.extra_args = extra
             # A token served from the prefix cache has no forward pass, so no block would see it.
             if hasattr(params, "skip_reading_prefix_cache"):
                 params.skip_reading_prefix_cache = True
         wants = any(v.wants_result for v in versions) or (block is not None and ".result" in block.source)
-        return LabRequest(
+        request = LabRequest(
             self.model._prompt(prompt),
             params,
             edits=versions,
             traced=block is not None,
             wants_result=wants,
             source="" if block is None else block.source,
+            content=content,
             lora_request=lora_request,
             settings=settings,
             block_source="" if block is None else block.text,
             block_roots=None if block is None else _roots(block),
         )
+        if content and self._blocks.use(content, len(payload), request):
+            del extra[TRACE_KEY]
+        return request
+
+    def _keeps_blocks(self) -> bool:
+        # Of several replicas a request reaches one.
+        return self._driver.keeps_blocks and dict(self.config.options).get("data_parallel_size") in (None, 1)
 
     def sampling(self, settings: Mapping[str, Any]) -> Any:
         """VLLM's ``SamplingParams``, or what stands for it here.
@@ -118,18 +136,36 @@ class EngineService(EngineSleep):
         return self.config.options
 
     def scoped_edit(self, block: Block) -> tuple[EditVersion, Future[list[Any]]]:
-        """Install a block for the requests of one call only; `drop` takes it off.
+        """Have a block ready for the requests of one call; `drop` when they are over.
 
-        Not waited for: the workers take it before the requests that follow it. The future says
-        whether they could.
+        Where the workers do not have it, it is sent, and not waited for: they take it before the requests
+        that follow it. The future says whether they could.
         """
         version = self.version_of(TRACE_BLOCK, block)
-        return version, self._driver.rpc(REGISTER, version.id, version.payload, version.name)
+        if not self._keeps_blocks():
+            return version, self._driver.rpc(REGISTER, version.id, version.payload, version.name)
+        payload, version.payload = version.payload, b""
+        content = version.id = content_id(payload)
+        if self._blocks.use(content, len(payload), version):
+            sent: Future[list[Any]] = Future()
+            sent.set_result([])
+            return version, sent
+        sent = self._driver.rpc(REGISTER, content, payload, version.name)
+        self._blocks.arrived(content)  # before whatever is sent from now on
+        sent.add_done_callback(lambda done: self._sent(content, done))
+        return version, sent
+
+    def _sent(self, content: str, done: Future[list[Any]]) -> None:
+        if done.cancelled() or done.exception() is not None:
+            self._blocks.lost(content)
 
     def drop(self, version: EditVersion) -> None:
-        """Take a scoped edit off; not waited for."""
-        if self.alive:
-            self._driver.rpc(CLEAR, [version.id])
+        """A scoped edit is not needed any more; not waited for. What the workers keep goes when it is old."""
+        if not self.alive:
+            return
+        gone = self._blocks.gone() if self._keeps_blocks() else [version.id]
+        if gone:
+            self._driver.rpc(CLEAR, gone)
 
     def submit(self, call: Call) -> None:
         """Hand a call to the driver; its edits are held until it is over. An engine that sleeps is woken."""
@@ -259,6 +295,7 @@ class EngineService(EngineSleep):
         ):
             raise Interrupted("the requests were aborted from elsewhere; the engine is still loaded.")
         self._enter(call)
+        self._note_blocks(call)
         outputs = []
         for request in call.requests:
             if request.output is None:
@@ -270,6 +307,15 @@ class EngineService(EngineSleep):
                 self.edits.count(name, error)
             outputs.append(request.output)
         return outputs
+
+    def _note_blocks(self, call: Call) -> None:
+        """The workers have the blocks whose requests came home; what is too old there goes."""
+        for request in call.requests:
+            if request.content and request.saves is not None and request.saves.error is None:
+                self._blocks.arrived(request.content)
+        gone = self._blocks.gone()
+        if gone and self.alive:
+            self._driver.rpc(CLEAR, gone)
 
     def _enter(self, call: Call) -> None:
         """Before the caller gets the values: the store takes copies of their lists and dictionaries."""
