@@ -25,6 +25,7 @@ from typing import Any
 from nnsight.intervention.serialization import CustomCloudPickler, code_reduce
 from nnsight.tracing.tracer import Tracer
 
+from nnsight_lab.blocks.bound import bound_first
 from nnsight_lab.blocks.stubs import get_ipython
 from nnsight_lab.errors import NotPicklable
 
@@ -65,6 +66,9 @@ class Block:
         """Take the body of ``node``, a ``with`` statement of ``filename``, with what it reads."""
         source = _written(node, filename) or _unparsed(node)
         _, used_globals, used_locals = code_reduce(source, glbls, lcls)
+        for name in bound_first(node.body):
+            used_globals.pop(name, None)
+            used_locals.pop(name, None)
         for scope in (used_globals, used_locals):
             if "get_ipython" in scope:  # a shell line: the notebook's shell stays in the notebook
                 scope["get_ipython"] = get_ipython

@@ -41,6 +41,19 @@ def add_parser(sub: Any) -> None:
     engine.add_argument("option", nargs="*", help="vLLM engine options, as name=value")
     engine.set_defaults(run=run_engine)
 
+    start = works.add_parser(
+        "start",
+        help="what a start of an engine takes beside plain vLLM's (some minutes)",
+        description="Start our engine and plain vLLM in new processes, in turns, and each once more in the "
+        "same process; the figures are medians of the ratios within a round, imports included.",
+    )
+    start.add_argument("--model", default="demo", help="as for `%%engine start` (default: demo)")
+    start.add_argument("--mode", choices=("sync", "async", "both"), default="both")
+    start.add_argument("--rounds", type=int, default=3, metavar="N")
+    start.add_argument("--json", action="store_true", help="print one JSON object")
+    start.add_argument("option", nargs="*", help="vLLM engine options, as name=value")
+    start.set_defaults(run=run_start)
+
     saves = works.add_parser(
         "saves",
         help="what bringing saves home costs, beside nnsight's own road (some minutes)",
@@ -147,6 +160,31 @@ def run_engine(arguments: argparse.Namespace) -> int:
             if f"{name}_vs_plain" in row:
                 print(f"  {name + ' / plain vLLM':<34} {row[f'{name}_vs_plain']:.3f}")
         print(f"  {'first token, cell above generate':<34} {row['first_token_overhead_ms']:.2f} ms")
+    return 0
+
+
+def run_start(arguments: argparse.Namespace) -> int:
+    # Local: what is measured is what it imports.
+    from nnsight_lab.bench.start import report
+
+    if arguments.rounds < 1:
+        raise CellUsageError("--rounds is at least 1.")
+    found = report(
+        ("sync", "async") if arguments.mode == "both" else (arguments.mode,),
+        model=arguments.model,
+        repeat=arguments.rounds,
+        say=_say,
+        **dict(_option(word) for word in arguments.option),
+    )
+    if arguments.json:
+        print(json.dumps(found, indent=1))
+        return 0
+    for row in found["rows"]:
+        print(f"{row['mode']}, {row['rounds']} rounds")
+        for name in ("start", "second_start"):
+            print(f"  {name.replace('_', ' ') + ' / plain vLLM':<34} {row[f'{name}_vs_plain']:.3f}")
+        for name, took in row["phases_s"].items():
+            print(f"  {name:<34} {took:.2f} s")
     return 0
 
 

@@ -61,6 +61,7 @@ class LabRequest:
         wants_result: Whether a block may read ``tracer.result``, so the record must go to the worker.
         output: The latest output; the finished one at the end.
         settings: The sampling settings that were given.
+        content: What the workers call its trace's block by; "" where they do not keep it.
         block_source: The trace's block as it was written; its names that are modules in ``block_roots``.
         block_reach: What of the prompt the trace's block touches, a word of `nnsight_lab.blocks.reach.Reach`.
         saves: What its blocks saved, once collected.
@@ -76,6 +77,7 @@ class LabRequest:
     source: str = ""
     lora_request: Any = None
     settings: Mapping[str, Any] = field(default_factory=dict)
+    content: str = ""
     block_source: str = ""
     block_roots: tuple[tuple[str, str], ...] | None = None
     block_reach: str = "prompt"

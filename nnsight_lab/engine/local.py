@@ -51,9 +51,9 @@ class Engine(Looking, EngineEstimates, Declaring):
         """A block that runs inside the forward passes of ``prompts``: ``with engine.trace("…") as tracer:``.
 
         What the block marks with ``.save()`` is bound in the surrounding scope when it ends: one
-        value for one prompt, a list in prompt order for a list of prompts (the block is then sent
-        once, as an edit of this call alone). Without a prompt, write ``with tracer.invoke("…"):``
-        blocks inside.
+        value for one prompt, a list in prompt order for a list of prompts. Each prompt has the values that
+        the block reads to itself: what it changes in them stays with that prompt. Without a prompt, write
+        ``with tracer.invoke("…"):`` blocks inside.
 
         Args:
             *prompts: Text, token ids, one of vLLM's prompt dictionaries, or a list of them.

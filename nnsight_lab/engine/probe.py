@@ -18,7 +18,7 @@ from nnsight_lab.engine.estimate import Demand, Growths, Sample
 from nnsight_lab.engine.prefixes import reading, salted
 from nnsight_lab.engine.results import first_error, one_line
 from nnsight_lab.engine.sampling import sampling_params
-from nnsight_lab.wire.keys import BUDGET_KEY, REACH_KEY, TRACE_BLOCK, TRACE_KEY
+from nnsight_lab.wire.keys import BUDGET_KEY, CONTENT_KEY, REACH_KEY, TRACE_BLOCK, TRACE_KEY
 
 if TYPE_CHECKING:
     from nnsight_lab.engine.edits import EditVersion
@@ -182,14 +182,15 @@ def _cut(ids: Sequence[int], count: int) -> list[int]:
 
 def _content(request: LabRequest) -> tuple[Any, ...]:
     """What a request's blocks are, the same when a cell is run again."""
-    payload = (request.params.extra_args or {}).get(TRACE_KEY)
+    extra = request.params.extra_args or {}
+    block = extra.get(CONTENT_KEY) or _digest(extra.get(TRACE_KEY))
     lora = getattr(request.lora_request, "lora_name", None)
-    return (_digest(payload), lora, *(_version(version) for version in request.edits))
+    return (block, lora, *(_version(version) for version in request.edits))
 
 
 def _version(version: EditVersion) -> str:
-    # A scoped edit is new for every call, and the same block in it.
-    return _digest(version.payload) if version.name == TRACE_BLOCK else version.id
+    # Where the workers do not keep it, a scoped edit is new for every call, and the same block in it.
+    return _digest(version.payload) if version.name == TRACE_BLOCK and version.payload else version.id
 
 
 def _digest(payload: bytes | None) -> str:

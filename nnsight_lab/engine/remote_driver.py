@@ -72,13 +72,15 @@ _ANSWER_S = 60.0
 
 
 class RemoteDriver(Driver):
-    """Drives the engine of one server.
+    """Drives the engine of one server, whose workers keep nobody's blocks.
 
     Args:
         url: ``http://host:port``, with the path of a hub's service where there is one, or ``unix:/path``.
         token: Sent with each request; "" for none.
         same_host: Whether saves are mapped, where the server is this user's and on this machine.
     """
+
+    keeps_blocks = False
 
     def __init__(self, url: str, token: str, *, same_host: bool = True) -> None:
         super().__init__()

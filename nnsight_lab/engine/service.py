@@ -20,6 +20,7 @@ from nnsight_lab.engine import processes, results
 from nnsight_lab.engine.arrivals import arrivals
 from nnsight_lab.engine.call import Call, LabRequest
 from nnsight_lab.engine.edits import EditVersion
+from nnsight_lab.engine.known_blocks import KnownBlocks, content_id
 from nnsight_lab.engine.life import EngineLife
 from nnsight_lab.engine.pace import steps_of
 from nnsight_lab.engine.prefixes import reading, refuse_long, salted
@@ -34,6 +35,7 @@ from nnsight_lab.saves.budget import size_of
 from nnsight_lab.wire.keys import (
     BUDGET_KEY,
     CLEAR,
+    CONTENT_KEY,
     DECLARED_KEY,
     EDITS_KEY,
     REACH_KEY,
@@ -54,6 +56,8 @@ class EngineService(EngineSleep):
         self._under_way: dict[int, Call] = {}
         #: Whether a call was aborted since the last one began: a step of it may still be running.
         self._disturbed = False
+        #: What this engine has of traces' blocks; nothing, when it is new.
+        self._blocks = KnownBlocks()
 
     # -- requests -------------------------------------------------------------------------------
 
@@ -74,8 +78,14 @@ class EngineService(EngineSleep):
             extra[BUDGET_KEY] = size_of(budget, name="save_budget")
         if versions:
             extra[EDITS_KEY] = [version.id for version in versions]
-        if block is not None:
-            extra[DECLARED_KEY if isinstance(block, DeclaredBlock) else TRACE_KEY] = block.dumps()
+        payload = b"" if block is None else block.dumps()
+        content = ""
+        if isinstance(block, DeclaredBlock):
+            extra[DECLARED_KEY] = payload
+        elif block is not None:
+            extra[TRACE_KEY] = payload
+            if self._keeps_blocks():
+                extra[CONTENT_KEY] = content = content_id(payload)
         touches = [version.touch for version in versions]
         if block is not None:
             touches.append(touch_of(block, EngineLife))
@@ -87,19 +97,27 @@ class EngineService(EngineSleep):
         wants = any(v.wants_result for v in versions) or (block is not None and ".result" in block.source)
         prompt = self.model._prompt(prompt)
         self._fits(prompt, params, reach)
-        return LabRequest(
+        request = LabRequest(
             self._apart(prompt, touches),
             params,
             edits=versions,
             traced=block is not None,
             wants_result=wants,
             source="" if block is None else block.source,
+            content=content,
             lora_request=lora_request,
             settings=settings,
             block_source="" if block is None else block.text,
             block_roots=None if block is None else _roots(block),
             block_reach="prompt" if block is None else touches[-1].reach.value,
         )
+        if content and self._blocks.use(content, len(payload), request):
+            del extra[TRACE_KEY]
+        return request
+
+    def _keeps_blocks(self) -> bool:
+        # Of several replicas a request reaches one.
+        return self._driver.keeps_blocks and dict(self.config.options).get("data_parallel_size") in (None, 1)
 
     def _apart(self, prompt: Any, touches: Sequence[Touch]) -> Any:
         """A prompt kept apart in the prefix cache from those that other blocks ran on."""
@@ -138,18 +156,36 @@ class EngineService(EngineSleep):
         return self.config.options
 
     def scoped_edit(self, block: Block) -> tuple[EditVersion, Future[list[Any]]]:
-        """Install a block for the requests of one call only; `drop` takes it off.
+        """Have a block ready for the requests of one call; `drop` when they are over.
 
-        Not waited for: the workers take it before the requests that follow it. The future says
-        whether they could.
+        Where the workers do not have it, it is sent, and not waited for: they take it before the requests
+        that follow it. The future says whether they could.
         """
         version = self.version_of(TRACE_BLOCK, block)
-        return version, self._driver.rpc(REGISTER, version.id, version.payload, version.name)
+        if not self._keeps_blocks():
+            return version, self._driver.rpc(REGISTER, version.id, version.payload, version.name)
+        payload, version.payload = version.payload, b""
+        content = version.id = content_id(payload)
+        if self._blocks.use(content, len(payload), version):
+            sent: Future[list[Any]] = Future()
+            sent.set_result([])
+            return version, sent
+        sent = self._driver.rpc(REGISTER, content, payload, version.name)
+        self._blocks.arrived(content)  # before whatever is sent from now on
+        sent.add_done_callback(lambda done: self._sent(content, done))
+        return version, sent
+
+    def _sent(self, content: str, done: Future[list[Any]]) -> None:
+        if done.cancelled() or done.exception() is not None:
+            self._blocks.lost(content)
 
     def drop(self, version: EditVersion) -> None:
-        """Take a scoped edit off; not waited for."""
-        if self.alive:
-            self._driver.rpc(CLEAR, [version.id])
+        """A scoped edit is not needed any more; not waited for. What the workers keep goes when it is old."""
+        if not self.alive:
+            return
+        gone = self._blocks.gone() if self._keeps_blocks() else [version.id]
+        if gone:
+            self._driver.rpc(CLEAR, gone)
 
     def submit(self, call: Call) -> None:
         """Hand a call to the driver; its edits are held until it is over. An engine that sleeps is woken."""
@@ -280,6 +316,7 @@ class EngineService(EngineSleep):
             raise Interrupted("the requests were aborted from elsewhere; the engine is still loaded.")
         self._enter(call)
         no_graphs = self.no_graphs()
+        self._note_blocks(call)
         outputs = []
         for request in call.requests:
             if request.output is None:
@@ -292,6 +329,15 @@ class EngineService(EngineSleep):
             outputs.append(request.output)
         self.last_steps = longest(output.steps for output in outputs) or self.last_steps
         return outputs
+
+    def _note_blocks(self, call: Call) -> None:
+        """The workers have the blocks whose requests came home; what is too old there goes."""
+        for request in call.requests:
+            if request.content and request.saves is not None and request.saves.error is None:
+                self._blocks.arrived(request.content)
+        gone = self._blocks.gone()
+        if gone and self.alive:
+            self._driver.rpc(CLEAR, gone)
 
     def _enter(self, call: Call) -> None:
         """Before the caller gets the values: the store takes copies of their lists and dictionaries."""

@@ -283,7 +283,7 @@ class LabTracer(_LabTracer):
             self.engine.submit(self._call)
 
     def _over_all(self, frame: FrameType, code: CodeType, chosen: tuple[EditVersion, ...]) -> list[Any]:
-        """Several prompts, one block: installed once as an edit of this call alone, not sent with each."""
+        """Several prompts, one block: sent once, where the engine does not have it, and not with each."""
         block = self._block(self.node, code, frame.f_globals, frame.f_locals)
         self._scoped, self._installing = self.engine.scoped_edit(block)
         versions = (*chosen, self._scoped)

@@ -7,6 +7,8 @@ from pathlib import Path
 
 #: In ``SamplingParams.extra_args``: the pickled block of a trace (bytes).
 TRACE_KEY = "lab_trace"
+#: Beside it, or alone where the workers have the block: what a trace's block is called by (str).
+CONTENT_KEY = "lab_content"
 #: In ``SamplingParams.extra_args``: a block of this package's own, as the codec's bytes.
 DECLARED_KEY = "lab_declared"
 #: In ``SamplingParams.extra_args``: the edits a request runs, as ``[registration id, ...]`` in order.

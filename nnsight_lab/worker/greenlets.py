@@ -97,6 +97,7 @@ class BlockMediator(Mediator):
     """A block's greenlet.
 
     Attributes:
+        block: What it runs; lives while it does.
         requested: Location -> the line that first asked for it, in order of asking.
         marks: The ids of the values it marked with ``.save()`` (see `nnsight_lab.pins.marks_by_block`).
         nnsight_saved: The names it saved, as of the last step.
@@ -116,6 +117,7 @@ class BlockMediator(Mediator):
 
     def __init__(self, block: Block, code: CodeType, wide: str = "") -> None:
         super().__init__(code, block.glbls, dict(block.lcls))
+        self.block = block
         self.presaved = set(block.presaved)
         self.requested: dict[str, int] = {}
         self.filename = code.co_filename

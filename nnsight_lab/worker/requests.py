@@ -19,8 +19,10 @@ from nnsight.modeling.vllm.model_runners.GPUModelRunner import Request, Requests
 from nnsight_lab.blocks import errors
 from nnsight_lab.blocks.block import Block
 from nnsight_lab.blocks.reach import Reach
+from nnsight_lab.errors import EditRefused
 from nnsight_lab.wire.keys import (
     BUDGET_KEY,
+    CONTENT_KEY,
     DECLARED_KEY,
     EDITS_KEY,
     REACH_KEY,
@@ -31,6 +33,7 @@ from nnsight_lab.wire.keys import (
 from nnsight_lab.wire.messages import BlockSaves, RequestSaves, SequenceSaves, WorkerError
 from nnsight_lab.wire.step_figures import StepFigures
 from nnsight_lab.worker.caches import plain
+from nnsight_lab.worker.captured import Captured
 from nnsight_lab.worker.courier import Courier, Parcel
 from nnsight_lab.worker.declarations import Declarations
 from nnsight_lab.worker.greenlets import BlockMediator, aside_of
@@ -42,12 +45,21 @@ _MARKS = 64
 
 
 class Template(NamedTuple):
-    """An installed edit: its name, and the block every request's copy is built from."""
+    """An installed edit, or a trace's block that is kept: what every request's run of it is built from.
+
+    Attributes:
+        block: Of a trace, what gives each run its own values; an edit's runs share them.
+    """
 
     name: str
-    block: Block
+    block: Block | Captured
     code: Any
     wide: str
+
+    def mediator(self, *, alone: bool = False) -> BlockMediator:
+        """A run of the block; ``alone``, where it is not one of a call's many."""
+        block = self.block.own(alone=alone) if isinstance(self.block, Captured) else self.block
+        return BlockMediator(block, self.code, self.wide)
 
 
 class LabRequest(Request):
@@ -126,12 +138,33 @@ class LabRequests(Requests):
         persistent_objects: dict[str, Any],
         name: str | None = None,
     ) -> None:
+        if name == TRACE_BLOCK:
+            self._keep(registration_id, payload, persistent_objects)
+            return
         block = self._unpickled(payload, persistent_objects)
         code = block.compile()
         self.templates[registration_id] = Template(
             name or registration_id, block, code, self.steps.is_wide(block, code)
         )
         self.names[registration_id] = name
+
+    def _keep(self, content: str, payload: bytes, persistent_objects: dict[str, Any]) -> Template:
+        """Read a trace's block, to be kept until it is unregistered."""
+        captured = Captured(lambda: self._unpickled(payload, persistent_objects), len(payload))
+        block = captured.first()
+        code = block.compile()
+        kept = Template(TRACE_BLOCK, captured, code, self.steps.is_wide(block, code))
+        self.templates[content], self.names[content] = kept, TRACE_BLOCK
+        return kept
+
+    def _kept(self, content: str, payload: bytes | None, persistent_objects: dict[str, Any]) -> Template:
+        """A trace's block by what it is called; read now, where it came along and is not there yet."""
+        kept = self.templates.get(content)
+        if kept is not None:
+            return kept
+        if payload is None:
+            raise EditRefused("the engine does not have the block any more: run the cell again")
+        return self._keep(content, payload, persistent_objects)
 
     def declare(self, registration_id: str, payload: bytes, name: str) -> None:
         """Install an edit that was told as data."""
@@ -162,7 +195,8 @@ class LabRequests(Requests):
             extra = getattr(data.sampling_params, "extra_args", None) or {}
             wanted = extra.get(EDITS_KEY) or ()
             payload, declared = extra.get(TRACE_KEY), extra.get(DECLARED_KEY)
-            if not wanted and payload is None and declared is None:
+            content = extra.get(CONTENT_KEY)
+            if not wanted and payload is None and declared is None and content is None:
                 continue
             request = self.requests[data.req_id] = LabRequest(data.req_id)
             request.began = self.steps.ran.mark() if self.steps.ran.graphs else None
@@ -177,11 +211,17 @@ class LabRequests(Requests):
                     )
                     continue
                 request.names[registration_id] = template.name
-                mediator = BlockMediator(template.block, template.code, template.wide)
-                request.copies[registration_id] = self._aboard(mediator, request)
-            if payload is None and declared is None:
+                try:
+                    request.copies[registration_id] = self._aboard(template.mediator(), request)
+                except Exception as exception:
+                    request.error = errors.capture(exception)
+            if payload is None and declared is None and content is None:
                 continue
             try:
+                if content is not None:
+                    kept = self._kept(content, payload, persistent_objects)
+                    request.mediator = self._aboard(kept.mediator(alone=True), request)
+                    continue
                 if declared is not None:
                     assert self.declared is not None
                     block = self.declared.block(declared)

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 import nnsight_lab as lab
 from nnsight_lab.engine import processes
@@ -38,6 +39,8 @@ def test_killing_a_process_ends_every_wait_and_a_restart_brings_the_edits_back(e
         with engine.trace(TOWER, **LONG):
             hidden = model.model.layers[0].output[0].save()
 
+    kept = read_hidden(engine)
+    assert len(engine._blocks) > 0
     waits = [
         in_background(lambda: timed(lambda: engine.generate([TOWER] * 4, **LONG))),
         in_background(lambda: timed(lambda: asyncio.run(engine.agenerate([CAT] * 4, **LONG)))),
@@ -69,16 +72,21 @@ def test_killing_a_process_ends_every_wait_and_a_restart_brings_the_edits_back(e
 
     again = lab.restart()
     assert again is engine
+    assert len(engine._blocks) == 0, "a new engine has none of the blocks that the old one kept"
     assert not {process.pid for process in left} & {process.pid for process in owned()}
     assert [(e.name, e.on, e.version) for e in engine.edits] == [("probe", True, 1), ("quiet", False, 1)]
     (output,) = engine.generate(CAT, **GREEDY)
     assert output.saves["rows"] == [4, 1, 1]
     (output,) = asyncio.run(engine.agenerate(CAT, edits=["quiet"], **GREEDY))
     assert output.saves["hidden"].shape == (4, 128)
+    assert torch.equal(read_hidden(engine), kept)
+
+
+def read_hidden(engine):
     model = engine.model
     with engine.trace(CAT, edits=[], **GREEDY):
         hidden = model.model.layers[0].output[0].save()
-    assert hidden.shape == (4, 128)
+    return hidden  # noqa: RET504  (bound when the block ends)
 
 
 def test_the_engines_processes_are_out_of_reach_of_an_interrupt_and_follow_their_kernel(engine):
