@@ -48,7 +48,6 @@ def make(parts, llama_path):
         config = parts.SchedulerConfig(
             max_model_len=MOST,
             is_encoder_decoder=False,
-            async_scheduling=asynchronous,
             **{**given, **scheduling},
         )
         cache = parts.CacheConfig(block_size=BLOCK, enable_prefix_caching=caching)
@@ -59,6 +58,7 @@ def make(parts, llama_path):
             additional_config={SCHEDULE_CONFIG: {"split_tokens": PIECE}},
         )
         cache.num_gpu_blocks = blocks
+        whole.scheduler_config.async_scheduling = asynchronous  # which a CPU's platform turns off
         spec = parts.FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=1, dtype=torch.float32)
         kv = parts.KVCacheConfig(
             num_blocks=blocks,
