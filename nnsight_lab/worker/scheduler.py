@@ -79,7 +79,10 @@ class WholePrompts:
             wanted = max(wanted, first.num_tokens)
         self.max_num_scheduled_tokens = self._step_tokens
         if wanted:
-            running = sum(max(0, one.num_tokens_with_spec - one.num_computed_tokens) for one in self.running)
+            running = sum(
+                max(0, one.num_tokens_with_spec + one.num_output_placeholders - one.num_computed_tokens)
+                for one in self.running
+            )
             # Else a prompt that is under way in pieces would take all of the room at once.
             if running <= self._step_tokens:
                 needed = min(self._most_tokens, running + wanted)
