@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -89,8 +90,13 @@ def run(
         except (OSError, ValueError) as error:
             raise BenchRefused(f"{arguments.found} is not what --json printed: {error}") from None
     else:
-        every = works.works(max(1, arguments.scale))
-        found = _measured(arguments, places, peers, _some(every, arguments.works), say, option)
+        some = _some(works.works(max(1, arguments.scale)), arguments.works)
+        # Whoever ends this program, as `timeout` does, ends the running peer too.
+        before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+        try:
+            found = _measured(arguments, places, peers, some, say, option)
+        finally:
+            signal.signal(signal.SIGTERM, before)
     _shown(arguments, found)
     return 0
 

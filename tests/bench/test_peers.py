@@ -270,7 +270,8 @@ def test_a_runner_that_takes_too_long_is_ended_with_all_it_started(tmp_path: Pat
     assert not psutil.pid_exists(seen[0]) or psutil.Process(seen[0]).status() == psutil.STATUS_ZOMBIE
 
 
-def test_an_interrupt_ends_the_runner(tmp_path: Path, llama_path: Path) -> None:
+@pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM])
+def test_who_ends_the_program_ends_the_runner(by: signal.Signals, llama_path: Path) -> None:
     program = [sys.executable, "-m", "nnsight_lab", "bench", "peers", f"--model={llama_path}", "--peers=hf"]
     process = subprocess.Popen(
         program, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, cwd=ROOT,
@@ -289,7 +290,7 @@ def test_an_interrupt_ends_the_runner(tmp_path: Path, llama_path: Path) -> None:
             if "peers.runners.hf" in str(child.cmdline())
         ]
     assert len(runners) == 1
-    process.send_signal(signal.SIGINT)
+    process.send_signal(by)
     assert process.wait(timeout=60) == 130
     assert "interrupted" in process.stderr.read()
     process.stderr.close()
