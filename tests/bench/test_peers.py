@@ -69,6 +69,7 @@ def test_scale_takes_prompts_from_the_many_and_not_from_the_streams() -> None:
         (["--figure=out.pdf"], ".html, .png or .json"),
         (["--packages=vllm-lens=/nowhere/at/all"], "PEER=DIR"),
         (["--from=/nowhere/at/all.json"], "--json"),
+        (["--kept"], "--folder DIR"),
         (["--model=/nowhere/at/all"], "no model"),
         (["notanoption"], "name=value"),
     ],
@@ -319,6 +320,9 @@ def test_who_is_done_is_not_run_again(tmp_path: Path, llama_path: Path) -> None:
     rows = {row["peer"]: row for row in report(plan)["rows"]}
     assert (rows["vllm-lens"]["seconds"], rows["vllm-lens"]["version"]) == (2.0, "9.9")
     assert rows["transformer-lens"]["note"].startswith("not installed")  # it had not got to its end
+    # Nobody is run, and what it told until then is told.
+    kept = {row["peer"]: row for row in report(dataclasses.replace(plan, run=False))["rows"]}
+    assert [kept[peer.name]["seconds"] for peer in peers] == [2.0, 2.0]
 
 
 # ---- what is shown
