@@ -18,6 +18,7 @@ import psutil
 import pytest
 import torch
 
+from nnsight_lab.bench import speed, speed_table
 from nnsight_lab.bench.peers import environments, figure, table
 from nnsight_lab.bench.peers.child import Ended, lines, reason
 from nnsight_lab.bench.peers.environments import Environments
@@ -373,6 +374,15 @@ def test_the_figure_has_a_bar_for_each_number_and_none_for_what_was_wrong() -> N
         [1.01, 1.2]
     )
     assert len({bar.marker.color for bar in bars.values()}) == 2
+
+
+def test_the_page_of_our_engine_has_every_ratio_that_was_measured() -> None:
+    found = {field: 1.0 + number / 8 for number, field in enumerate(speed._RATIOS)}
+    shape = {"prompts": 4, "long_prompts": 2, "rounds": 3, "versions": {"vllm": "0.32.0"}}
+    text = speed_table.markdown({**found, **shape}, "nnsight-lab bench engine --speed", "a busy machine")
+    assert [line.count("|") for line in text.splitlines() if line.startswith("|")] == [3] * (2 + len(found))
+    for said in ("vllm 0.32.0", "a busy machine", "| 1.12 |", "nnsight-lab bench engine --speed"):
+        assert said in text
 
 
 def test_an_earlier_report_is_drawn_and_written_again(
