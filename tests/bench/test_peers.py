@@ -326,6 +326,49 @@ def test_who_is_done_is_not_run_again(tmp_path: Path, llama_path: Path) -> None:
     assert [kept[peer.name]["seconds"] for peer in peers] == [2.0, 2.0]
 
 
+def test_the_speed_of_wrong_values_is_not_told(tmp_path: Path, llama_path: Path) -> None:
+    peers = environments.chosen("hf,plain,vllm-lens,transformer-lens")
+    asked = some("w2_nothing", "w2_save")
+    right = torch.randn(4, 8)
+    kept = {
+        "hf": (right, [[1, 2]], 4.0),
+        "plain": (None, [[1, 2]], 2.0),
+        "vllm-lens": (right + 1e-6, [[1, 3]], 3.0),
+        "transformer-lens": (right.roll(1, 0), [[1, 2]], 1.0),
+    }
+    for name, (values, tokens, seconds) in kept.items():
+        folder = tmp_path / name
+        folder.mkdir()
+        path = folder / "w2_save.pt"
+        torch.save([values], path)
+        ready = {
+            "ready": True,
+            "version": "1",
+            "versions": {},
+            "start_s": 1,
+            "dtype": "float32",
+            "device": "cpu",
+        }
+        plain = {"work": "w2_nothing", "note": "", "tokens": tokens, "values": None, "seconds": [seconds]}
+        saves = {**plain, "work": "w2_save", "values": str(path)}
+        if values is None:
+            saves = {"work": "w2_save", "note": "cannot: brings nothing home"}
+        told = [ready, plain, saves, {"done": True}]
+        (folder / "lines.jsonl").write_text("\n".join(map(json.dumps, told)) + "\n")
+        (folder / "job.json").write_text(json.dumps({"works": [dataclasses.asdict(work) for work in asked]}))
+    plan = Plan(str(llama_path), peers, asked, Environments(tmp_path), folder=tmp_path, run=False)
+    rows = {(row["peer"], row["work"]): row for row in report(plan)["rows"]}
+    assert rows["hf", "w2_save"]["ratio"] == 2.0  # to plain vLLM's, with nothing asked
+    assert (rows["plain", "w2_save"]["seconds"], rows["plain", "w2_save"]["note"][:7]) == (None, "cannot:")
+    lens = rows["vllm-lens", "w2_save"]
+    assert (lens["ratio"], lens["note"]) == (1.5, "50% of the new tokens are HF's")
+    assert 0 < lens["max_difference"] < 1e-4
+    wrong = rows["transformer-lens", "w2_save"]
+    assert (wrong["seconds"], wrong["ratio"], wrong["tokens_per_second"]) == (None, None, None)
+    assert wrong["note"].startswith("wrong values:")
+    assert rows["transformer-lens", "w2_nothing"]["ratio"] == 0.5
+
+
 # ---- what is shown
 
 

@@ -33,6 +33,9 @@ REFERENCE: Final = "hf"
 PLAIN: Final = "plain"
 OURS: Final = "nnsight-lab"
 
+#: Below which part of the new tokens it is told that they are not the reference's.
+_SAME: Final = 0.9
+
 Row = dict[str, Any]
 
 
@@ -234,6 +237,9 @@ def _rows(peer: Peer, plan: Plan, seen: dict[str, _Seen]) -> Iterator[Row]:
             seconds = []
         elif seconds and line.get("values") and not theirs.get("values") and peer.name != REFERENCE:
             notes.append("values not compared: HF brought none")
+        if seconds and same is not None and same < _SAME:
+            # Not a verdict: near ties are decided by rounding, and one other token changes all that follow.
+            notes.append(f"{same:.0%} of the new tokens are HF's")
         median = statistics.median(seconds) if seconds else None
         beside = seen[to].seconds.get(work.plain) if to in seen else None
         yield {
