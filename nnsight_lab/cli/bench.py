@@ -6,6 +6,7 @@ import argparse
 import ast
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
 from nnsight_lab.cli import bench_peers
@@ -36,6 +37,9 @@ def add_parser(sub: Any) -> None:
     )
     engine.add_argument(
         "--scale", type=int, default=1, metavar="N", help="with --speed: so many times fewer prompts"
+    )
+    engine.add_argument(
+        "--table", type=Path, metavar="FILE", help="with --speed: .md, with date and versions"
     )
     engine.add_argument("--json", action="store_true", help="print one JSON object")
     engine.add_argument("option", nargs="*", help="vLLM engine options, as name=value")
@@ -192,11 +196,18 @@ def _run_speed(arguments: argparse.Namespace, options: dict[str, Any]) -> int:
     # Local: torch and vLLM, which `--help` should not wait for.
     from nnsight_lab import pins
     from nnsight_lab.bench.speed import measure
+    from nnsight_lab.bench.speed_table import markdown
 
     found = measure(
         arguments.model, repeat=arguments.rounds, scale=max(1, arguments.scale), say=_say, **options
     )
     found["versions"] = {"vllm": pins.vllm_version(), "nnsight": pins.version_of("nnsight")}
+    if arguments.table:
+        command = [
+            "nnsight-lab bench engine --speed",
+            f"--rounds {arguments.rounds} --scale {arguments.scale}",
+        ]
+        arguments.table.write_text(markdown(found, " ".join([*command, *arguments.option])), encoding="utf-8")
     if arguments.json:
         print(json.dumps(found, indent=1))
         return 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -57,6 +58,7 @@ def add_parser(works: Any, say: Callable[[str], None], option: Callable[[str], t
         metavar="DIR",
         help="keep what each peer told; who is done there is not run again",
     )
+    parser.add_argument("--kept", action="store_true", help="run nobody: tell what --folder has")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--rows", type=Path, metavar="FILE", help="add each row to a file as it comes")
     parser.add_argument("--figure", type=Path, metavar="FILE", help=".html, .png or .json")
@@ -79,6 +81,8 @@ def run(
     if arguments.setup:
         places.setup(peers, say)
         return 0
+    if arguments.kept and not arguments.folder:
+        raise BenchRefused("--kept tells what a folder has: say which with --folder DIR")
     if arguments.figure:
         from nnsight_lab.bench.peers.figure import check  # plotly
 
@@ -89,8 +93,13 @@ def run(
         except (OSError, ValueError) as error:
             raise BenchRefused(f"{arguments.found} is not what --json printed: {error}") from None
     else:
-        every = works.works(max(1, arguments.scale))
-        found = _measured(arguments, places, peers, _some(every, arguments.works), say, option)
+        some = _some(works.works(max(1, arguments.scale)), arguments.works)
+        # Whoever ends this program, as `timeout` does, ends the running peer too.
+        before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+        try:
+            found = _measured(arguments, places, peers, some, say, option)
+        finally:
+            signal.signal(signal.SIGTERM, before)
     _shown(arguments, found)
     return 0
 
@@ -117,6 +126,7 @@ def _measured(
         again=not arguments.once,
         logs=arguments.logs,
         folder=arguments.folder,
+        run=not arguments.kept,
     )
 
     def tell(row: dict[str, Any]) -> None:
@@ -134,6 +144,8 @@ def _shown(arguments: argparse.Namespace, found: dict[str, Any]) -> None:
         # What is written where says nothing about what was measured.
         command = shlex.join(["nnsight-lab", "bench", "peers", *_settings(arguments)])
         arguments.table.write_text(table.markdown(found, command), encoding="utf-8")
+    if arguments.kept and not arguments.folder:
+        raise BenchRefused("--kept tells what a folder has: say which with --folder DIR")
     if arguments.figure:
         from nnsight_lab.bench.peers.figure import write
 

@@ -18,6 +18,7 @@ import psutil
 import pytest
 import torch
 
+from nnsight_lab.bench import speed, speed_table
 from nnsight_lab.bench.peers import environments, figure, table
 from nnsight_lab.bench.peers.child import Ended, lines, reason
 from nnsight_lab.bench.peers.environments import Environments
@@ -69,6 +70,7 @@ def test_scale_takes_prompts_from_the_many_and_not_from_the_streams() -> None:
         (["--figure=out.pdf"], ".html, .png or .json"),
         (["--packages=vllm-lens=/nowhere/at/all"], "PEER=DIR"),
         (["--from=/nowhere/at/all.json"], "--json"),
+        (["--kept"], "--folder DIR"),
         (["--model=/nowhere/at/all"], "no model"),
         (["notanoption"], "name=value"),
     ],
@@ -270,7 +272,8 @@ def test_a_runner_that_takes_too_long_is_ended_with_all_it_started(tmp_path: Pat
     assert not psutil.pid_exists(seen[0]) or psutil.Process(seen[0]).status() == psutil.STATUS_ZOMBIE
 
 
-def test_an_interrupt_ends_the_runner(tmp_path: Path, llama_path: Path) -> None:
+@pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM])
+def test_who_ends_the_program_ends_the_runner(by: signal.Signals, llama_path: Path) -> None:
     program = [sys.executable, "-m", "nnsight_lab", "bench", "peers", f"--model={llama_path}", "--peers=hf"]
     process = subprocess.Popen(
         program, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, cwd=ROOT,
@@ -289,7 +292,7 @@ def test_an_interrupt_ends_the_runner(tmp_path: Path, llama_path: Path) -> None:
             if "peers.runners.hf" in str(child.cmdline())
         ]
     assert len(runners) == 1
-    process.send_signal(signal.SIGINT)
+    process.send_signal(by)
     assert process.wait(timeout=60) == 130
     assert "interrupted" in process.stderr.read()
     process.stderr.close()
@@ -318,6 +321,52 @@ def test_who_is_done_is_not_run_again(tmp_path: Path, llama_path: Path) -> None:
     rows = {row["peer"]: row for row in report(plan)["rows"]}
     assert (rows["vllm-lens"]["seconds"], rows["vllm-lens"]["version"]) == (2.0, "9.9")
     assert rows["transformer-lens"]["note"].startswith("not installed")  # it had not got to its end
+    # Nobody is run, and what it told until then is told.
+    kept = {row["peer"]: row for row in report(dataclasses.replace(plan, run=False))["rows"]}
+    assert [kept[peer.name]["seconds"] for peer in peers] == [2.0, 2.0]
+
+
+def test_the_speed_of_wrong_values_is_not_told(tmp_path: Path, llama_path: Path) -> None:
+    peers = environments.chosen("hf,plain,vllm-lens,transformer-lens")
+    asked = some("w2_nothing", "w2_save")
+    right = torch.randn(4, 8)
+    kept = {
+        "hf": (right, [[1, 2]], 4.0),
+        "plain": (None, [[1, 2]], 2.0),
+        "vllm-lens": (right + 1e-6, [[1, 3]], 3.0),
+        "transformer-lens": (right.roll(1, 0), [[1, 2]], 1.0),
+    }
+    for name, (values, tokens, seconds) in kept.items():
+        folder = tmp_path / name
+        folder.mkdir()
+        path = folder / "w2_save.pt"
+        torch.save([values], path)
+        ready = {
+            "ready": True,
+            "version": "1",
+            "versions": {},
+            "start_s": 1,
+            "dtype": "float32",
+            "device": "cpu",
+        }
+        plain = {"work": "w2_nothing", "note": "", "tokens": tokens, "values": None, "seconds": [seconds]}
+        saves = {**plain, "work": "w2_save", "values": str(path)}
+        if values is None:
+            saves = {"work": "w2_save", "note": "cannot: brings nothing home"}
+        told = [ready, plain, saves, {"done": True}]
+        (folder / "lines.jsonl").write_text("\n".join(map(json.dumps, told)) + "\n")
+        (folder / "job.json").write_text(json.dumps({"works": [dataclasses.asdict(work) for work in asked]}))
+    plan = Plan(str(llama_path), peers, asked, Environments(tmp_path), folder=tmp_path, run=False)
+    rows = {(row["peer"], row["work"]): row for row in report(plan)["rows"]}
+    assert rows["hf", "w2_save"]["ratio"] == 2.0  # to plain vLLM's, with nothing asked
+    assert (rows["plain", "w2_save"]["seconds"], rows["plain", "w2_save"]["note"][:7]) == (None, "cannot:")
+    lens = rows["vllm-lens", "w2_save"]
+    assert (lens["ratio"], lens["note"]) == (1.5, "50% of the new tokens are HF's")
+    assert 0 < lens["max_difference"] < 1e-4
+    wrong = rows["transformer-lens", "w2_save"]
+    assert (wrong["seconds"], wrong["ratio"], wrong["tokens_per_second"]) == (None, None, None)
+    assert wrong["note"].startswith("wrong values:")
+    assert rows["transformer-lens", "w2_nothing"]["ratio"] == 0.5
 
 
 # ---- what is shown
@@ -368,6 +417,15 @@ def test_the_figure_has_a_bar_for_each_number_and_none_for_what_was_wrong() -> N
         [1.01, 1.2]
     )
     assert len({bar.marker.color for bar in bars.values()}) == 2
+
+
+def test_the_page_of_our_engine_has_every_ratio_that_was_measured() -> None:
+    found = {field: 1.0 + number / 8 for number, field in enumerate(speed._RATIOS)}
+    shape = {"prompts": 4, "long_prompts": 2, "rounds": 3, "versions": {"vllm": "0.32.0"}}
+    text = speed_table.markdown({**found, **shape}, "nnsight-lab bench engine --speed", "a busy machine")
+    assert [line.count("|") for line in text.splitlines() if line.startswith("|")] == [3] * (2 + len(found))
+    for said in ("vllm 0.32.0", "a busy machine", "| 1.12 |", "nnsight-lab bench engine --speed"):
+        assert said in text
 
 
 def test_an_earlier_report_is_drawn_and_written_again(

@@ -12,6 +12,7 @@ import os
 import re
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -47,16 +48,18 @@ def lines(
     results.touch()
     deadline = time.monotonic() + limit_s
     with log.open("ab") as out, results.open(encoding="utf-8") as given:
-        process = subprocess.Popen(
-            command,
-            env=dict(environment),
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=out,
-            start_new_session=True,
-        )
+        process = None
         done, rest = False, ""
         try:
+            with _undisturbed():
+                process = subprocess.Popen(
+                    command,
+                    env=dict(environment),
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=out,
+                    start_new_session=True,
+                )
             while True:
                 over = process.poll() is not None
                 rest += given.read()
@@ -73,7 +76,26 @@ def lines(
                     raise Ended(f"ended after its {limit_s:.0f} s")
                 time.sleep(_TICK_S)
         finally:
-            end(process, _GRACE_S if done else 0.0)
+            if process is not None:
+                end(process, _GRACE_S if done else 0.0)
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Signals wait until the block is left: a process started, and not yet known here, would stay behind."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, lambda number, frame: came.append(number)) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+    for late in came:
+        signal.raise_signal(late)
 
 
 def end(process: subprocess.Popen[bytes], grace_s: float) -> None:

@@ -27,10 +27,14 @@ from nnsight_lab.bench.peers.child import Ended, lines
 from nnsight_lab.bench.peers.environments import SETUP, Environments, Peer
 from nnsight_lab.bench.peers.values import TOLERANCES, difference, same_tokens
 from nnsight_lab.bench.peers.works import Work
+from nnsight_lab.engine.config import OWN_OPTIONS
 
 REFERENCE: Final = "hf"
 PLAIN: Final = "plain"
 OURS: Final = "nnsight-lab"
+
+#: Below which part of the new tokens it is told that they are not the reference's.
+_SAME: Final = 0.9
 
 Row = dict[str, Any]
 
@@ -52,6 +56,7 @@ class Plan:
         again: Whether plain vLLM is measured again at the end.
         logs: Where what peers print is kept.
         folder: Where made weights, and what each peer told, are kept: who is done there is not run again.
+        run: Whether those who are not are run; else what they told before they ended is all there is.
     """
 
     model: str
@@ -66,6 +71,7 @@ class Plan:
     again: bool = True
     logs: Path | None = None
     folder: Path | None = None
+    run: bool = True
 
 
 def report(
@@ -87,7 +93,7 @@ def report(
             seen[peer.name] = _measured(peer, plan, model, scratch, seen, say, tell)
         drift = None
         plain = next((peer for peer in plan.peers if peer.name == PLAIN), None)
-        if plan.again and plain is not None and seen[PLAIN].seconds and len(plan.peers) > 2:
+        if plan.again and plan.run and plain is not None and seen[PLAIN].seconds and len(plan.peers) > 2:
             drift = _drift(plain, plan, model, scratch, seen[PLAIN], say)
         rows = [row for peer in plan.peers for row in _rows(peer, plan, seen)]
     facts = next((found.facts for found in seen.values() if found.facts), {})
@@ -128,14 +134,17 @@ def _measured(
     cuda = any(other.facts.get("device") == "cuda" for other in seen.values())
     if peer.only_cuda and seen and not cuda:
         found.missing = f"cannot: {peer.only_cuda}"
-    elif plan.environments.python(peer) is None and not _earlier(
-        scratch / peer.name, [dataclasses.asdict(work) for work in plan.works]
+    elif (
+        plan.run
+        and plan.environments.python(peer) is None
+        and not _earlier(scratch / peer.name, [dataclasses.asdict(work) for work in plan.works])
     ):
         found.missing = f"not installed: {SETUP}"
     if found.missing:
         say(f"{peer.name}: {found.missing}")
         return found
-    say(f"{peer.name}: starting")
+    if plan.run:
+        say(f"{peer.name}: starting")
     try:
         for line in _told(peer, plan, model, scratch, plan.works):
             if "ready" in line:
@@ -158,7 +167,7 @@ def _measured(
                     }
                 )
     except Ended as error:
-        found.missing = f"failed: {error}" if not found.facts else f"not run: {error}"
+        found.missing = f"failed: {error}" if plan.run and not found.facts else f"not run: {error}"
         say(f"{peer.name}: {found.missing}")
     return found
 
@@ -169,9 +178,12 @@ def _told(
     folder = scratch / f"{peer.name}{turn}"
     results = folder / "lines.jsonl"
     asked = [dataclasses.asdict(work) for work in works]
-    earlier = _earlier(folder, asked)
+    earlier = _earlier(folder, asked, whole=plan.run)
     if earlier:
         yield from earlier
+    if not plan.run and not any("done" in line for line in earlier):
+        raise Ended("it had not got so far" if earlier else "it was not asked to")
+    if earlier:
         return
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
@@ -181,7 +193,8 @@ def _told(
         "dtype": plan.dtype,
         "rounds": plan.rounds,
         "works": asked,
-        "options": plan.options,
+        # What is ours alone, such as a budget of saves, means nothing to the others.
+        "options": {k: v for k, v in plan.options.items() if peer.name == OURS or k not in OWN_OPTIONS},
         "results": str(results),
         "values": str(folder),
         "limit_s": plan.work_limit_s,
@@ -194,15 +207,15 @@ def _told(
     yield from lines(command, environment, results, log, plan.limit_s)
 
 
-def _earlier(folder: Path, asked: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What a peer that is done told of the same works; empty where it is not."""
+def _earlier(folder: Path, asked: list[dict[str, Any]], *, whole: bool = True) -> list[dict[str, Any]]:
+    """What a peer told of the same works; empty where it is not done, if the ``whole`` of it is asked for."""
     try:
         text = (folder / "lines.jsonl").read_text(encoding="utf-8")
         told = [json.loads(line) for line in text.splitlines()]
         same = json.loads((folder / "job.json").read_text(encoding="utf-8"))["works"] == asked
     except (OSError, ValueError):
         return []
-    return told if same and any("done" in line for line in told) else []
+    return told if same and (not whole or any("done" in line for line in told)) else []
 
 
 def _rows(peer: Peer, plan: Plan, seen: dict[str, _Seen]) -> Iterator[Row]:
@@ -224,6 +237,9 @@ def _rows(peer: Peer, plan: Plan, seen: dict[str, _Seen]) -> Iterator[Row]:
             seconds = []
         elif seconds and line.get("values") and not theirs.get("values") and peer.name != REFERENCE:
             notes.append("values not compared: HF brought none")
+        if seconds and same is not None and same < _SAME:
+            # Not a verdict: near ties are decided by rounding, and one other token changes all that follow.
+            notes.append(f"{same:.0%} of the new tokens are HF's")
         median = statistics.median(seconds) if seconds else None
         beside = seen[to].seconds.get(work.plain) if to in seen else None
         yield {
@@ -267,10 +283,10 @@ def _weights(plan: Plan, scratch: Path, say: Callable[[str], None]) -> str:
         or any(folder.glob("*.bin"))
     ):
         return plan.model
-    say("making random weights, the same for all")
     made = scratch / f"weights-{folder.resolve().name}"
-    if (made / "made").is_file():
+    if (made / "made").is_file() or not plan.run:
         return str(made)
+    say("making random weights, the same for all")
     shutil.rmtree(made, ignore_errors=True)
     module = "nnsight_lab.bench.peers.runners.weights"
     environment = plan.environments.surroundings(Peer("weights", "", ""), scratch / "anchor")
