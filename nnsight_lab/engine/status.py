@@ -87,11 +87,8 @@ class EngineStatus:
         return rows
 
     def _steps(self) -> tuple[tuple[str, str], ...]:
-        return (
-            ("steps", self.steps),
-            ("by module", self.module_by_module),
-            ("last call", self.last_call),
-        )
+        why = f" ({self.module_by_module})" if self.module_by_module else ""
+        return (("steps", f"{self.steps}{why}"), ("last call", self.last_call))
 
     def _memory(self) -> str:
         gpu = f", {self.gpu_bytes / 2**30:.1f} GiB on the GPU" if self.gpu_bytes else ""

@@ -128,6 +128,8 @@ class LabRunner(NNsightGPUModelRunner):
         if need is Need.HOOKS and interleaver.mediators:
             self.steps.watch(interleaver.counts)
         if need is Need.HOOKS:
+            if kwargs.get("max_num_scheduled_tokens", 1) > 1:
+                reason = PROMPT  # whoever reads it: no graph would have run it
             asker = asked_by(self.nnsight_requests, interleaver.mediators, reason)
             self.steps.ran.ran_eagerly(reason, asker)
         else:

@@ -70,7 +70,7 @@ def test_nothing_is_said_of_what_is_not_known() -> None:
     assert counted(StepFigures(), "") == NO_GRAPHS
     assert longest([None]) is None
     rows = dict(EngineStatus("main", "ready", "demo", "sync").rows())
-    assert not {"steps", "by module", "last call"} & rows.keys()
+    assert not {"steps", "last call"} & rows.keys()
 
 
 def test_an_engine_says_how_its_steps_ran_and_who_asked() -> None:
