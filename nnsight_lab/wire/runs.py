@@ -43,17 +43,25 @@ def alike(values: Sequence[object]) -> bool:
         plain(one)
     except Stuck:
         return False
+    if set(map(type, values)) != {torch.Tensor}:
+        return False
     dtype, shape, device, strided = one.dtype, one.shape, one.device, torch.strided
+    itemsize, nbytes, count, dims = one.itemsize, one.nbytes, one.numel(), one.dim()
     for value in values:
         if (
-            type(value) is not torch.Tensor
-            or value.dtype is not dtype
-            or value.shape != shape
+            value.dtype is not dtype
+            or value.numel() != count
+            or value.dim() != dims
+            or (dims > 1 and value.shape != shape)
             or value.layout is not strided
             or value.requires_grad
             or value.is_nested
             or value.device != device
-            or not has_its_memory(value)
         ):
+            return False
+        if value.is_contiguous():  # as `has_its_memory` has it, without a call for each
+            if value.storage_offset() * itemsize + nbytes > value.untyped_storage().nbytes():
+                return False
+        elif not has_its_memory(value):
             return False
     return True
