@@ -7,7 +7,7 @@ requests that end in one step. A list whose items are all alike is one entry, mo
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, cast
 
 import torch
 
@@ -47,7 +47,7 @@ def alike(values: Sequence[object]) -> bool:
         return False
     dtype, shape, device, strided = one.dtype, one.shape, one.device, torch.strided
     itemsize, nbytes, count, dims = one.itemsize, one.nbytes, one.numel(), one.dim()
-    for value in values:
+    for value in cast(Sequence[torch.Tensor], values):
         if (
             value.dtype is not dtype
             or value.numel() != count
