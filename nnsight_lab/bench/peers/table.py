@@ -36,6 +36,7 @@ def markdown(found: dict[str, Any], command: str) -> str:
         "# Peers side by side",
         f"{found['date']}, {machine['gpu'] or machine['cpu']}, {machine['cores']} cores; {versions}; "
         f"model {found['model']}, {found['dtype']}.",
+        _busy(found),
         f"```bash\n{command}\n```",
         _title(found) + " A work is described in `nnsight_lab/bench/peers/works.py`, how a peer does it in "
         "`nnsight_lab/bench/peers/runners`.",
@@ -50,6 +51,15 @@ def _title(found: dict[str, Any]) -> str:
     if found["drift"] is not None:
         said += f" Plain vLLM took {found['drift']:.2f} times as long at the end as at the beginning."
     return said
+
+
+def _busy(found: dict[str, Any]) -> str:
+    """What was wrong with the machine; empty where nothing is known to be."""
+    machine = found["machine"]
+    said = [found.get("note", "")]
+    if (machine.get("load") or 0) > machine["cores"] / 2:
+        said.append(f"Others used the machine: its load was {machine['load']} before this began.")
+    return " ".join(filter(None, said))
 
 
 def _cells(found: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
