@@ -47,7 +47,7 @@ def markdown(found: dict[str, Any], command: str) -> str:
 
 
 def _title(found: dict[str, Any]) -> str:
-    said = f"Time / {found['ratio_to']}'s for the same prompts with nothing asked (its seconds in brackets)."
+    said = f"Time / that of {found['ratio_to']} with nothing asked (its seconds in brackets)."
     if found["drift"] is not None:
         said += f" Plain vLLM took {found['drift']:.2f} times as long at the end as at the beginning."
     return said
