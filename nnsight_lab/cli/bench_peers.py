@@ -59,6 +59,7 @@ def add_parser(works: Any, say: Callable[[str], None], option: Callable[[str], t
         help="keep what each peer told; who is done there is not run again",
     )
     parser.add_argument("--kept", action="store_true", help="run nobody: tell what --folder has")
+    parser.add_argument("--note", default="", metavar="TEXT", help="what to say of the machine in the table")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--rows", type=Path, metavar="FILE", help="add each row to a file as it comes")
     parser.add_argument("--figure", type=Path, metavar="FILE", help=".html, .png or .json")
@@ -127,6 +128,7 @@ def _measured(
         logs=arguments.logs,
         folder=arguments.folder,
         run=not arguments.kept,
+        note=arguments.note,
     )
 
     def tell(row: dict[str, Any]) -> None:

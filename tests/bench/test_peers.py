@@ -404,6 +404,9 @@ def test_the_table_has_every_work_and_peer_and_says_what_has_no_number() -> None
     for said in ("2030-01-01", "a processor", "torch 2", "brings nothing home (w2_all)", "1.02 times"):
         assert said in text
     assert "nnsight-lab bench peers" in text
+    assert "Others used the machine" not in text
+    busy = told(machine={"cpu": "a processor", "cores": 2, "gpu": None, "load": 7.5}, note="Half asleep.")
+    assert "Half asleep. Others used the machine: its load was 7.5" in table.markdown(busy, "")
 
 
 def test_the_figure_has_a_bar_for_each_number_and_none_for_what_was_wrong() -> None:

@@ -134,14 +134,16 @@ class Environments:
         extra = {
             "VLLM_PLUGINS": peer.plugins,
             "VLLM_CPU_KVCACHE_SPACE": os.environ.get("VLLM_CPU_KVCACHE_SPACE", str(_kv_cache_gib())),
-            "PYTHONNOUSERSITE": "1",
             "TOKENIZERS_PARALLELISM": "false",
         }
         path = [str(anchor)]
         if self.python(peer) == Path(sys.executable):
             mine = self.packages.get(peer.name)
             inherited = os.environ.get("PYTHONPATH", "")
+            # The user's own packages stay, since this Python may have torch among them.
             path = [*([str(mine)] if mine else []), *path, *filter(None, inherited.split(os.pathsep))]
+        else:
+            extra["PYTHONNOUSERSITE"] = "1"
         return {**os.environ, **extra, "PYTHONPATH": os.pathsep.join(path)}
 
     def setup(self, which: list[Peer], say: Callable[[str], None]) -> None:

@@ -78,10 +78,10 @@ def figure(found: dict[str, Any], theme: str = "light") -> go.Figure:
     marks = [mark for mark in _TICKS if low / 1.1 <= mark <= high * 1.25]
     return finished(
         drawn,
-        title=f"Time, as a multiple of {found['ratio_to']}'s for the same prompts with nothing asked",
+        title=f"Time / that of {found['ratio_to']} for the same prompts with nothing asked",
         notes=[
             f"{found['model']}, {found['dtype']}, {machine['gpu'] or machine['cpu']}, {found['date']}",
-            "no bar: cannot, wrong values or not run; the table says which",
+            "below 1 is faster; no bar: cannot, wrong values or not run, the table says which",
         ],
         theme=theme,
         width=_SIZE[0],

@@ -57,6 +57,7 @@ class Plan:
         logs: Where what peers print is kept.
         folder: Where made weights, and what each peer told, are kept: who is done there is not run again.
         run: Whether those who are not are run; else what they told before they ended is all there is.
+        note: What should be known of the machine, for whoever reads the table.
     """
 
     model: str
@@ -72,6 +73,7 @@ class Plan:
     logs: Path | None = None
     folder: Path | None = None
     run: bool = True
+    note: str = ""
 
 
 def report(
@@ -86,6 +88,8 @@ def report(
         say: Told of each peer.
         tell: Given each row as it comes, before there are ratios.
     """
+    # Before anything of ours runs: what others leave of the machine.
+    busy = round(os.getloadavg()[0], 1) if plan.run else None
     with _scratch(plan.folder) as scratch:
         model = _weights(plan, scratch, say)
         seen: dict[str, _Seen] = {}
@@ -100,7 +104,8 @@ def report(
     return {
         "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d"),
         "model": Path(plan.model).name,
-        "machine": _machine(facts),
+        "machine": {**_machine(facts), "load": busy},
+        "note": plan.note,
         "versions": facts.get("versions", {"python": platform.python_version()}),
         "dtype": facts.get("dtype", plan.dtype),
         "ratio_to": plain.title if plain is not None and seen[PLAIN].seconds else "HF transformers + hooks",

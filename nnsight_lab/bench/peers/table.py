@@ -36,6 +36,7 @@ def markdown(found: dict[str, Any], command: str) -> str:
         "# Peers side by side",
         f"{found['date']}, {machine['gpu'] or machine['cpu']}, {machine['cores']} cores; {versions}; "
         f"model {found['model']}, {found['dtype']}.",
+        _busy(found),
         f"```bash\n{command}\n```",
         _title(found) + " A work is described in `nnsight_lab/bench/peers/works.py`, how a peer does it in "
         "`nnsight_lab/bench/peers/runners`.",
@@ -46,10 +47,19 @@ def markdown(found: dict[str, Any], command: str) -> str:
 
 
 def _title(found: dict[str, Any]) -> str:
-    said = f"Time / {found['ratio_to']}'s for the same prompts with nothing asked (its seconds in brackets)."
+    said = f"Time / that of {found['ratio_to']} with nothing asked (its seconds in brackets)."
     if found["drift"] is not None:
         said += f" Plain vLLM took {found['drift']:.2f} times as long at the end as at the beginning."
     return said
+
+
+def _busy(found: dict[str, Any]) -> str:
+    """What was wrong with the machine; empty where nothing is known to be."""
+    machine = found["machine"]
+    said = [found.get("note", "")]
+    if (machine.get("load") or 0) > machine["cores"] / 2:
+        said.append(f"Others used the machine: its load was {machine['load']} before this began.")
+    return " ".join(filter(None, said))
 
 
 def _cells(found: dict[str, Any]) -> tuple[list[str], list[list[str]]]:

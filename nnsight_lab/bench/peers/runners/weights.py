@@ -27,7 +27,8 @@ def main(config: Path, folder: Path, results: Path) -> None:
         model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(config, local_files_only=True))
     folder.mkdir(parents=True)
     model.save_pretrained(folder, max_shard_size="4GB")
-    for name in ("tokenizer.json", "tokenizer_config.json"):
+    # The configuration as it was given, not as this version of transformers would write it.
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
         if (config / name).is_file():
             shutil.copyfile(config / name, folder / name)
     results.write_text(json.dumps({"done": True}) + "\n", encoding="utf-8")
