@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from nnsight.modeling.vllm import VLLM
-from torch.nn import ModuleList
 
 from nnsight_lab import pins
+from nnsight_lab.blocks.decoder_layers import DECODER_LAYERS, decoder_layers
 from nnsight_lab.errors import Interrupted
 
 if TYPE_CHECKING:
@@ -23,9 +23,6 @@ if TYPE_CHECKING:
 
 _CPU_WORKER = "nnsight_lab.worker.cpu.LabCPUWorker"
 _GPU_WORKER = "nnsight_lab.worker.gpu.LabGPUWorker"
-
-#: Stands for the input and the output of every decoder layer.
-DECODER_LAYERS = "decoder layers"
 
 #: A step of vLLM's async engine on a GPU. Its sync engine takes twice as much, though one of these fills a
 #: GPU already, and what the last step of a call saved is copied with nothing left to hide it behind.
@@ -84,11 +81,7 @@ class LabVLLM(VLLM):
         if self.taps != (DECODER_LAYERS,):
             taps: tuple[str, ...] = super()._resolve_taps(module)
             return taps
-        lists = [
-            (len(found), name) for name, found in module.named_modules() if isinstance(found, ModuleList)
-        ]
-        count, name = max(lists, default=(0, ""))
-        return tuple(f"model.{name}.{index}.{side}" for index in range(count) for side in ("input", "output"))
+        return decoder_layers(module)
 
     def _load_meta(self, repo_id: str, **kwargs: Any) -> Any:
         with pins.meta_tree_on_cpu():

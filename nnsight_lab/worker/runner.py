@@ -16,6 +16,7 @@ from vllm.config import CUDAGraphMode
 from vllm.distributed.parallel_state import get_pp_group, get_tp_group, get_world_group
 
 from nnsight_lab import pins
+from nnsight_lab.blocks.decoder_layers import spelled_out
 from nnsight_lab.wire.codec import decode, encode
 from nnsight_lab.wire.keys import SAVES_CONFIG
 from nnsight_lab.wire.step_figures import PROMPT
@@ -46,6 +47,7 @@ class LabRunner(NNsightGPUModelRunner):
         interleaver = self.nnsight_model.interleaver
         interleaver.__class__ = LabInterleaver
         interleaver.prepare()
+        interleaver.taps = spelled_out(interleaver.taps, self.get_model())
         interleaver.batcher = LabBatcher(None)
         settings = (self.vllm_config.additional_config or {}).get(SAVES_CONFIG)
         # The rank over tensor and pipeline parallelism: each worker has slabs of its own.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tests import models
+from nnsight_lab.blocks.decoder_layers import DECODER_LAYERS
 from tests.waiting import OneEngine
 from tests.worker.inplace import InPlaceCPUWorker
 
@@ -45,7 +45,7 @@ class ActingCPUWorker(InPlaceCPUWorker):
 
 def taps() -> list[str]:
     """What an engine on CUDA taps by itself: input and output of every decoder layer."""
-    return [f"model.model.layers.{i}.{side}" for i in range(models.LAYERS) for side in ("input", "output")]
+    return [DECODER_LAYERS]
 
 
 def replaying(one_engine: OneEngine, llama_path: Path) -> Any:
