@@ -18,7 +18,7 @@ from typing import Any
 from nnsight_lab.engine import homecoming, models, processes
 from nnsight_lab.engine.model import prompts_cut, worker_class
 from nnsight_lab.errors import EngineDied, ServeRefused
-from nnsight_lab.server import jailing, keeping, stopper
+from nnsight_lab.server import jailing, keeping, replaying, stopper
 from nnsight_lab.server.condition import CONDITION
 from nnsight_lab.server.environment import take
 from nnsight_lab.server.hub import Hub
@@ -120,12 +120,14 @@ def arguments(
     settings = settings or Settings()
     from vllm.platforms import current_platform  # vLLM decides what the platform is
 
+    on_cpu = current_platform.is_cpu()
     saves = homecoming.settings(secrets.token_hex(6), {})
     if spill is not None:
         saves["spill_dir"] = str(spill)
+    told = {SAVES_CONFIG: saves, **replaying.additional(flags, on_cpu=on_cpu)}
     own = [
         f"--worker-cls={worker_class()}",
-        f"--additional-config={json.dumps({SAVES_CONFIG: saves})}",
+        f"--additional-config={json.dumps(told)}",
         "--disable-fastapi-docs",
         "--middleware=nnsight_lab.server.middleware.ServedGuard",
     ]
@@ -138,13 +140,12 @@ def arguments(
     if settings.fair:
         own.append("--scheduling-policy=priority")
     if settings.sleep_after_s is not None:
-        if current_platform.is_cpu():
+        if on_cpu:
             raise ServeRefused(
                 "--sleep-after frees memory of a GPU, by vLLM's sleep mode; this engine runs on the CPU."
             )
         own.append("--enable-sleep-mode")
-    if current_platform.is_cpu():
-        own.append("--enforce-eager")
+    own += replaying.flags(flags, on_cpu=on_cpu)
     if not any(flag.split("=")[0] == "--served-model-name" for flag in flags):
         own.append(f"--served-model-name={model}")
     return [f"--model={models.resolve(model)}", *own, *flags]
@@ -202,9 +203,11 @@ def _serve(model: str, flags: Sequence[str], settings: Settings, spill: Path | N
     import uvloop
     from vllm.entrypoints.launchers.api_server.entry import run_server
     from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
+    from vllm.platforms import current_platform
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     parser = make_arg_parser(FlexibleArgumentParser(prog="nnsight-lab serve"))
+    replaying.surroundings(os.environ, flags, on_cpu=current_platform.is_cpu())
     parsed: Any = parser.parse_args(arguments(model, flags, settings, spill))
     validate_parsed_serve_args(parsed)
     uvloop.run(run_server(parsed))

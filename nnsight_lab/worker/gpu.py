@@ -26,6 +26,12 @@ class LabGPUWorker(LabRPC, NNsightGPUWorker):
             EngineStartFailed: When the runner is of a kind that cannot be instrumented.
         """
         pins.check(pins.WORKER)
+        taps = (self.vllm_config.additional_config or {}).get("nnsight_taps")
+        if not (taps or self.model_config.enforce_eager):
+            raise EngineStartFailed(
+                "blocks would see nothing of steps that replay CUDA graphs without taps: add "
+                "enforce_eager=True, or let nnsight_lab.start or nnsight-lab serve choose"
+            )
         try:
             super().init_device()
         except NotImplementedError as error:

@@ -110,3 +110,33 @@ def test_without_settings_no_guard_is_made():
     with pytest.raises(ServeRefused, match="loaded by `nnsight-lab serve` only"):
         ServedGuard(None)
     assert "--middleware=nnsight_lab.server.middleware.ServedGuard" in command.arguments("demo", [])
+
+
+def test_a_served_engine_on_a_gpu_replays_graphs_that_stop_at_taps_unless_it_is_to_be_eager(monkeypatch):
+    """VLLM's own default, compiled and without taps, would hand nothing to any block."""
+    from vllm.platforms import current_platform
+
+    from nnsight_lab.server import replaying
+    from nnsight_lab.server.command import arguments
+
+    def told(*given):
+        words = arguments("demo", given)
+        additional = next(word for word in words if word.startswith("--additional-config="))
+        return words, json.loads(additional.partition("=")[2]).get("nnsight_taps")
+
+    assert told()[1] is None
+    assert "--enforce-eager" in told()[0]
+    monkeypatch.setattr(type(current_platform), "is_cpu", lambda _: False)
+    words, taps = told()
+    assert taps == ["decoder layers"]
+    assert '--compilation-config={"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}' in words
+    assert "--enforce-eager" not in words
+    words, taps = told("--enforce-eager")
+    assert taps is None
+    assert not any(word.startswith("--compilation-config") for word in words)
+    assert sum(word.startswith("--compilation-config") for word in told("--compilation-config={}")[0]) == 1
+    environment = {}
+    replaying.surroundings(environment, ["--enforce-eager"], on_cpu=False)
+    assert environment == {}
+    replaying.surroundings(environment, [], on_cpu=False)
+    assert environment == {"VLLM_USE_BREAKABLE_CUDAGRAPH": "1"}
