@@ -108,10 +108,14 @@ class EngineSleep(EngineLife):
         return falling
 
     def _wake(self) -> Future[None]:
-        """The waking that is under way, or a new one."""
+        """The waking that is under way, or a new one; none where it was awake before this one came to it."""
         with self._sleep_lock:
             if self._waking is not None:
                 return self._waking
+            if not self._asleep:
+                awake: Future[None] = Future()
+                awake.set_result(None)
+                return awake
             waking = self._waking = self._driver.wake()
 
         def awoke(done: Future[Any]) -> None:

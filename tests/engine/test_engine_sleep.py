@@ -68,6 +68,11 @@ def test_several_requests_of_several_threads_wake_it_once(sleeper, monkeypatch):
     assert len(woken) == 1
 
 
+def test_who_finds_it_awake_on_the_way_to_wake_it_does_not_wake_it_again(sleeper, monkeypatch):
+    monkeypatch.setattr(sleeper._driver, "wake", lambda: pytest.fail("it was awake"))
+    assert sleeper._wake().result(1) is None
+
+
 def test_a_busy_engine_is_not_put_to_sleep(sleeper):
     done = in_background(lambda: sleeper.generate(TOWER, **LONG))
     until(lambda: sleeper.flight().running == 1, 30, "a running request")
