@@ -186,4 +186,6 @@ def _some(every: list[Any], names: str | None) -> list[Any]:
     for name in asked:
         if name not in known:
             raise BenchRefused(f"{name!r} is not a work.{nearest(name, known)}")
-    return [work for work in every if work.name in asked]
+    # With what they are compared with: a ratio is to the same prompts with nothing asked.
+    beside = {work.plain for work in every if work.name in asked}
+    return [work for work in every if work.name in asked or work.name in beside]
