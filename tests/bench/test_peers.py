@@ -361,7 +361,9 @@ def test_the_speed_of_wrong_values_is_not_told(tmp_path: Path, llama_path: Path)
     assert rows["hf", "w2_save"]["ratio"] == 2.0  # to plain vLLM's, with nothing asked
     assert (rows["plain", "w2_save"]["seconds"], rows["plain", "w2_save"]["note"][:7]) == (None, "cannot:")
     lens = rows["vllm-lens", "w2_save"]
-    assert (lens["ratio"], lens["note"]) == (1.5, "50% of the new tokens are HF's")
+    assert lens["ratio"] == 1.5
+    # It was another version than the pinned one, of which is known what it asks for.
+    assert lens["note"] == "50% of the new tokens are HF's"
     assert 0 < lens["max_difference"] < 1e-4
     wrong = rows["transformer-lens", "w2_save"]
     assert (wrong["seconds"], wrong["ratio"], wrong["tokens_per_second"]) == (None, None, None)
