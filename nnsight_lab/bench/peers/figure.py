@@ -104,6 +104,7 @@ def figure(found: dict[str, Any], theme: str = "light") -> go.Figure:
         shapes=[
             {
                 "type": "line",
+                "layer": "below",
                 "xref": "paper",
                 "x0": 0,
                 "x1": 1,

@@ -97,8 +97,8 @@ def _notes(found: dict[str, Any]) -> list[str]:
     versions: dict[str, str] = {}
     for row in found["rows"]:
         versions[row["peer"]] = row["version"]
-        if row["note"]:
-            whose.setdefault((row["peer"], row["note"]), []).append(row["work"])
+        for note in filter(None, row["note"].split("; ")):
+            whose.setdefault((row["peer"], note), []).append(row["work"])
     notes = [
         f"{titles[peer]}: {note}" + ("" if len(works) == len(found["works"]) else f" ({', '.join(works)})")
         for (peer, note), works in whose.items()
