@@ -145,7 +145,12 @@ def _shown(arguments: argparse.Namespace, found: dict[str, Any]) -> None:
     if arguments.table:
         # What is written where says nothing about what was measured.
         command = shlex.join(["nnsight-lab", "bench", "peers", *_settings(arguments)])
-        arguments.table.write_text(table.markdown(found, command), encoding="utf-8")
+        drawn = arguments.figure
+        beside = (
+            drawn and drawn.suffix == ".png" and drawn.resolve().parent == arguments.table.resolve().parent
+        )
+        page = table.markdown(found, command, drawn.name if beside else "")
+        arguments.table.write_text(page, encoding="utf-8")
     if arguments.kept and not arguments.folder:
         raise BenchRefused("--kept tells what a folder has: say which with --folder DIR")
     if arguments.figure:
@@ -186,4 +191,6 @@ def _some(every: list[Any], names: str | None) -> list[Any]:
     for name in asked:
         if name not in known:
             raise BenchRefused(f"{name!r} is not a work.{nearest(name, known)}")
-    return [work for work in every if work.name in asked]
+    # With what they are compared with: a ratio is to the same prompts with nothing asked.
+    beside = {work.plain for work in every if work.name in asked}
+    return [work for work in every if work.name in asked or work.name in beside]

@@ -361,7 +361,9 @@ def test_the_speed_of_wrong_values_is_not_told(tmp_path: Path, llama_path: Path)
     assert rows["hf", "w2_save"]["ratio"] == 2.0  # to plain vLLM's, with nothing asked
     assert (rows["plain", "w2_save"]["seconds"], rows["plain", "w2_save"]["note"][:7]) == (None, "cannot:")
     lens = rows["vllm-lens", "w2_save"]
-    assert (lens["ratio"], lens["note"]) == (1.5, "50% of the new tokens are HF's")
+    assert lens["ratio"] == 1.5
+    # It was another version than the pinned one, of which is known what it asks for.
+    assert lens["note"] == "50% of the new tokens are HF's"
     assert 0 < lens["max_difference"] < 1e-4
     wrong = rows["transformer-lens", "w2_save"]
     assert (wrong["seconds"], wrong["ratio"], wrong["tokens_per_second"]) == (None, None, None)
@@ -457,29 +459,27 @@ def test_the_figure_is_a_picture_where_a_browser_is(tmp_path: Path, chromium: st
 
 @pytest.mark.engine
 def test_we_and_hugging_face_bring_the_same_values_home(
-    tmp_path: Path, llama_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, llama_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    words = [
-        "--peers=hf,nnsight-lab",
-        "--works=single_nothing,single_steer,w2_all",
-        "--scale=32",
-        "--rounds=1",
-    ]
+    # Two threads that wait for each other at every operation are slow where others have the cores.
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    words = ["--peers=hf,nnsight-lab", "--works=single_steer,w2_all", "--scale=32", "--rounds=1"]
     code = main(["bench", "peers", f"--model={llama_path}", f"--rows={tmp_path / 'rows'}", "--json", *words])
     seen = capsys.readouterr()
     assert code == 0, seen.err
     found = json.loads(seen.out)
     assert found["ratio_to"] == "HF transformers + hooks"
     rows = {(row["peer"], row["work"]): row for row in found["rows"]}
-    assert len(rows) == 6
+    # Those that were asked for, and what they are compared with.
+    works_seen = {"single_nothing", "single_steer", "w2_nothing", "w2_all"}
+    assert set(rows) == {(peer, work) for peer in ("hf", "nnsight-lab") for work in works_seen}
     for (peer, work), row in rows.items():
-        assert row["seconds"] > 0, row
-        assert row["ratio"] > 0
+        assert row["seconds"], row
+        assert row["ratio"], row
         if peer == "nnsight-lab":
             assert row["same_tokens"] == 1, row
-            assert (row["max_difference"] is None) == (work == "single_nothing")
-            assert (row["max_difference"] or 0) < TOLERANCES["float32"]
-    assert len((tmp_path / "rows").read_text().splitlines()) == 6
-    # Steering says something: its tokens are not those of the model alone.
+            assert (row["max_difference"] is None) == work.endswith("_nothing"), row
+            assert (row["max_difference"] or 0) < TOLERANCES["float32"], row
+    assert len((tmp_path / "rows").read_text().splitlines()) == len(rows)
     assert found["machine"]["cores"] >= 1
     assert found["versions"]["torch"]

@@ -42,6 +42,7 @@ class Peer:
         words: Further words for the runner.
         requirements: Its packages; empty where it comes with ours.
         only_cuda: Why it is not run elsewhere; empty where it is.
+        asks: What its pinned version asks for, and is not given here: the same vLLM and Python as the others.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Peer:
     words: tuple[str, ...] = ()
     requirements: tuple[str, ...] = ()
     only_cuda: str = ""
+    asks: str = ""
 
 
 def peers() -> dict[str, Peer]:
@@ -76,6 +78,7 @@ def peers() -> dict[str, Peer]:
             "vllm_lens",
             plugins="activations",
             requirements=tuple(pinned["vllm-lens"]),
+            asks="vLLM 0.30.0 and Python 3.12",
         ),
         Peer(
             "transformer-lens",

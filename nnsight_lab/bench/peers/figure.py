@@ -68,7 +68,11 @@ def figure(found: dict[str, Any], theme: str = "light") -> go.Figure:
                     [ratio, (rows.get((peer.name, name)) or {}).get("seconds")]
                     for name, ratio in mine.items()
                 ],
-                marker={"color": LINES[place % len(LINES)]},
+                # With an edge, so that a ratio of 1 is a line and not taken for no bar.
+                marker={
+                    "color": LINES[place % len(LINES)],
+                    "line": {"color": LINES[place % len(LINES)], "width": 2},
+                },
                 hovertemplate="%{x}<br><b>%{customdata[0]:.2f}</b> times, %{customdata[1]:.3f} s"
                 f"<extra>{peer.title}</extra>",
             )
@@ -100,6 +104,7 @@ def figure(found: dict[str, Any], theme: str = "light") -> go.Figure:
         shapes=[
             {
                 "type": "line",
+                "layer": "below",
                 "xref": "paper",
                 "x0": 0,
                 "x1": 1,

@@ -231,6 +231,8 @@ def _rows(peer: Peer, plan: Plan, seen: dict[str, _Seen]) -> Iterator[Row]:
         line = mine.lines.get(work.name, {})
         theirs = seen[REFERENCE].lines.get(work.name, {}) if REFERENCE in seen else {}
         notes = [line.get("note") or ("" if line else mine.missing)]
+        if peer.asks and line.get("seconds") and mine.facts.get("version") == _pinned(peer):
+            notes.append(f"it asks for {peer.asks}")
         seconds = mine.seconds.get(work.name, [])
         far = same = None
         if peer.name != REFERENCE and line.get("tokens") and theirs.get("tokens"):

@@ -26,8 +26,14 @@ def terminal(found: dict[str, Any]) -> str:
     return "\n".join([_title(found), "", *lines, "", *(f"  {note}" for note in _notes(found))])
 
 
-def markdown(found: dict[str, Any], command: str) -> str:
-    """For a page; ``command`` is what makes it again."""
+def markdown(found: dict[str, Any], command: str, picture: str = "") -> str:
+    """For a page.
+
+    Args:
+        found: A report.
+        command: What makes it again.
+        picture: A figure beside the page; may be empty.
+    """
     head, body = _cells(found)
     lines = [f"| {' | '.join(row)} |" for row in [head, ["---", *["---:"] * (len(head) - 1)], *body]]
     machine = found["machine"]
@@ -40,6 +46,7 @@ def markdown(found: dict[str, Any], command: str) -> str:
         f"```bash\n{command}\n```",
         _title(found) + " A work is described in `nnsight_lab/bench/peers/works.py`, how a peer does it in "
         "`nnsight_lab/bench/peers/runners`.",
+        f"![The same as bars]({picture})" if picture else "",
         "\n".join(lines),
         "\n".join(f"- {note}" for note in _notes(found)),
     ]
@@ -90,8 +97,8 @@ def _notes(found: dict[str, Any]) -> list[str]:
     versions: dict[str, str] = {}
     for row in found["rows"]:
         versions[row["peer"]] = row["version"]
-        if row["note"]:
-            whose.setdefault((row["peer"], row["note"]), []).append(row["work"])
+        for note in filter(None, row["note"].split("; ")):
+            whose.setdefault((row["peer"], note), []).append(row["work"])
     notes = [
         f"{titles[peer]}: {note}" + ("" if len(works) == len(found["works"]) else f" ({', '.join(works)})")
         for (peer, note), works in whose.items()
