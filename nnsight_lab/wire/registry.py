@@ -23,7 +23,8 @@ LATER: Final[Mapping[str, bool]] = types.MappingProxyType({"later": True})
 _by_name: dict[str, type[Any]] = {}
 _by_class: dict[type[Any], str] = {}
 _later: dict[type[Any], tuple[str, ...]] = {}
-_hints: dict[type[Any], dict[str, Any]] = {}
+#: Of each: its fields' annotations, and the names of those that must be there.
+_fields: dict[type[Any], tuple[dict[str, Any], frozenset[str]]] = {}
 
 
 def register(cls: type[T]) -> type[T]:
@@ -66,11 +67,15 @@ def rebuild(name: str, values: Mapping[str, object]) -> object:
     cls = _by_name.get(name)
     if cls is None:
         raise WireError(f"the message holds a {name!r:.80}, which this version does not know")
-    hints = _hints.get(cls)
-    if hints is None:
-        hints = _hints[cls] = typing.get_type_hints(cls)
-    missing = {f.name for f in dataclasses.fields(cls) if f.init and not _has_default(f)} - values.keys()
-    unknown = values.keys() - {f.name for f in dataclasses.fields(cls) if f.init}
+    known = _fields.get(cls)
+    if known is None:
+        # Looked up once: a call brings hundreds of a few classes, between two steps of the model.
+        fields = [field for field in dataclasses.fields(cls) if field.init]
+        every = typing.get_type_hints(cls)
+        needed = frozenset(field.name for field in fields if not _has_default(field))
+        known = _fields[cls] = {field.name: every[field.name] for field in fields}, needed
+    hints, needed = known
+    missing, unknown = needed - values.keys(), values.keys() - hints.keys()
     if missing or unknown:
         seen = f"lacks {sorted(missing)}" if missing else f"has the unknown fields {sorted(unknown)!r:.200}"
         raise WireError(f"a {name} {seen}: the two sides are different versions of nnsight_lab")

@@ -16,7 +16,7 @@ from nnsight_lab.wire.messages import RequestSaves
 from nnsight_lab.wire.registry import register
 
 #: Raised by one where an older other side would misread what is said.
-PROTOCOL = 2
+PROTOCOL = 3
 
 PREFIX = "/v1/lab"
 #: What a codec message is called in ``Content-Type``.

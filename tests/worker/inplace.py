@@ -115,6 +115,12 @@ class InPlaceCPUWorker(LabCPUWorker):
         batching.COMMON_BYTES = 4 << 20 if sharing else 0
         self.model_runner.nnsight_model.interleaver.together = Together() if sharing else None
 
+    def large_copies(self) -> list[str]:
+        """Take every tensor for one too large to share unless nobody keeps a piece of it; who kept one."""
+        together = self.model_runner.nnsight_model.interleaver.together
+        batching.COMMON_BYTES = 64
+        return sorted(together.kept)
+
     def common_copies(self) -> int:
         """How many common copies there have been."""
         return CountedCommon.made

@@ -116,6 +116,27 @@ def test_a_common_copy_is_as_good_as_copies_of_ones_own(engine, names):
     assert engine.rpc("common_copies")[0] > 0, "nothing was shared, so nothing was tested"
 
 
+def test_a_large_copy_is_shared_where_it_is_looked_at_and_not_where_its_pieces_are_kept(engine):
+    install(engine)
+    engine.rpc("share_copies", False)
+    wanted = run(engine, "logits")
+    engine.rpc("share_copies", True)
+    assert engine.rpc("large_copies") == [[]]
+    before = engine.rpc("common_copies")[0]
+    assert equal(run(engine, "logits"), wanted)  # changes them, and keeps the place of the largest only
+    assert engine.rpc("common_copies")[0] > before
+    assert engine.rpc("large_copies") == [[]]
+    engine.rpc("share_copies", False)
+    wanted = run(engine, "writes", "reads")
+    engine.rpc("share_copies", True)
+    engine.rpc("large_copies")
+    assert equal(run(engine, "writes", "reads"), wanted)  # "writes" keeps its logits
+    assert engine.rpc("large_copies") == [["model.logits"]]
+    between = engine.rpc("common_copies")[0]
+    assert equal(run(engine, "writes", "reads"), wanted)
+    assert engine.rpc("common_copies")[0] == between
+
+
 def test_alone_and_together_are_the_same(engine):
     install(engine)
     together = run(engine, "writes", "reads")

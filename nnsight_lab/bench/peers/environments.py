@@ -138,6 +138,8 @@ class Environments:
             "VLLM_PLUGINS": peer.plugins,
             "VLLM_CPU_KVCACHE_SPACE": os.environ.get("VLLM_CPU_KVCACHE_SPACE", str(_kv_cache_gib())),
             "TOKENIZERS_PARALLELISM": "false",
+            # A runner that has looked at a GPU cannot hand it to a process that it forks.
+            "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
         }
         path = [str(anchor)]
         if self.python(peer) == Path(sys.executable):
