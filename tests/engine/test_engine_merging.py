@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from nnsight_lab.engine.call import Call
 from nnsight_lab.engine.config import EngineConfig
 from nnsight_lab.engine.driver import take
 from nnsight_lab.engine.homecoming import Homecoming
+from nnsight_lab.engine.step_watch import StepWatch
 from nnsight_lab.saves.slab import Place, SlabPool
 from nnsight_lab.wire.codec import decode, encode
 from nnsight_lab.wire.messages import BlockSaves, RequestSaves, SequenceSaves, WorkerError
@@ -87,7 +89,8 @@ def said(*blocks: BlockSaves, error: WorkerError | None = None) -> bytes:
 
 def merged(ranks: Ranks, *payloads: bytes | None) -> Asked:
     request = Asked()
-    take([request], payloads, ranks.home)  # type: ignore[list-item]
+    steps = StepWatch(Future, lambda: None)
+    take([request], payloads, ranks.home, steps)  # type: ignore[list-item]
     return request
 
 
