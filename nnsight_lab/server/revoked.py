@@ -52,13 +52,14 @@ class Answer:
         """Pass a message on."""
         if self.shut:
             return
-        self.began = True
+        began, self.began = self.began, True
         self.status = int(message.get("status", self.status))
+        if not began:  # whatever it is: of a websocket that is refused, it has another name
+            self._begins(self.status)
         if message["type"] == "http.response.start":
             headers = {name.lower(): value for name, value in message.get("headers", ())}
             self._events = headers.get(b"content-type", b"").startswith(b"text/event-stream")
             self._sized = b"content-length" in headers
-            self._begins(self.status)
         elif message["type"] == "http.response.body":
             self._over = not message.get("more_body", False)
         await self._send(message)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import stat
@@ -15,6 +16,9 @@ from nnsight_lab.engine.remote import RemoteEngine
 from nnsight_lab.errors import ServeRefused
 from nnsight_lab.server import notes
 from nnsight_lab.server.audit import Audit, audit, refused
+from nnsight_lab.server.guard import Guard
+from nnsight_lab.server.identity import Tokens
+from nnsight_lab.server.limits import Limits
 from nnsight_lab.wire.serving import PREFIX
 from tests.server.conftest import TOKENS
 from tests.server.test_served import GREEDY, TOWER
@@ -114,6 +118,30 @@ def test_a_secret_is_taken_out_of_a_refusal_wherever_it_stands(tmp_path):
     finally:
         audit.close()
     assert "s3cret-token" not in (tmp_path / "audit").read_text()
+
+
+@pytest.mark.parametrize("kind", ["http", "websocket"])
+def test_a_refusal_is_written_before_its_client_hears_of_it(kind, tmp_path):
+    path = tmp_path / "audit"
+    heard = []
+
+    async def send(message):
+        heard.append((message["type"], [line["object"] for line in lines(path)]))
+
+    async def receive():
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    guard = Guard(None, identity=Tokens({}), limits=Limits())
+    scope = {"type": kind, "method": "GET", "path": "/docs", "headers": []}
+    audit.open(path)
+    try:
+        asyncio.run(guard(scope, receive, send))
+    finally:
+        audit.close()
+    assert len(heard) == 2
+    assert [seen for _, seen in heard] == [["GET /docs"]] * 2
+    (line,) = lines(path)
+    assert line["counts"]["status"] == (401 if kind == "http" else 404)
 
 
 @pytest.mark.engine
