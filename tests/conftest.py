@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -14,6 +15,9 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
+# A shell's background job ignores SIGINT, and so would its tests; the stop button is heard everywhere.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 # `tests` is a package of its own here and in the engine's processes, which inherit this path.
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
