@@ -21,7 +21,7 @@ from nnsight_lab.wire.leaves import INT_BOUND, Node, check_extras
 from nnsight_lab.wire.limits import INLINE_BYTES
 from nnsight_lab.wire.record import Record
 from nnsight_lab.wire.refusals import Stuck, refuse
-from nnsight_lab.wire.registry import later_fields, registered_name
+from nnsight_lab.wire.registry import field_names, later_fields, registered_name
 from nnsight_lab.wire.tensors import bytes_of_array, check_array, plain, settled
 
 if TYPE_CHECKING:  # it looks its forms up here
@@ -102,11 +102,12 @@ def _record(walk: Flattener, value: Record, depth: int) -> Node:
 
 
 def _registered(walk: Flattener, value: Any, depth: int) -> Node:
-    fields = _fields(value)
-    for name in later_fields(type(value)):
+    kind = type(value)
+    fields = {name: getattr(value, name) for name in field_names(kind)}
+    for name in later_fields(kind):
         if fields[name] is None:
             del fields[name]
-    return {"C": [type(value).__name__, walk.named(fields, depth, _attribute)]}
+    return {"C": [kind.__name__, walk.named(fields, depth, _attribute)]}
 
 
 def _dataclass(walk: Flattener, value: Any, depth: int) -> Node:
@@ -167,6 +168,7 @@ def build_for(value: object) -> Build:
     if known is not None:
         return known
     if registered_name(kind) is not None:
+        BUILDS[kind] = _registered  # there to stay, as its registration is
         return _registered
     if issubclass(kind, torch.Tensor):
         return _tensor

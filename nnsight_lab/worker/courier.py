@@ -2,14 +2,16 @@
 
 On CUDA the copy to the host runs on a stream of its own and is begun when a block *ends*, not when
 its request is collected, so that it overlaps the next step's work; collecting waits for the copies of
-the requests it collects, and for no others: those of the step under way have only begun.
+the requests it collects and of those that were packed together with them: the copies of the step under way
+have only begun.
 What is copied is what the block saved and nothing else it held.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -87,6 +89,8 @@ class Courier:
         #: Of text and numbers, which ride the reply, a block may save as much as of tensors.
         self._most_bytes = int(settings["memory_bytes"]) + int(settings["spill_bytes"])
         self._stream: Any = torch.cuda.Stream(device) if self._cuda else None  # type: ignore[no-untyped-call]
+        #: Reached when all is there that is being packed together; None where nothing is.
+        self._done: Any = None
         self._pool = SlabPool(
             str(settings["name"]),
             rank,
@@ -177,19 +181,35 @@ class Courier:
         """Give all memory up."""
         self._pool.close()
 
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """What is packed in here is copied behind one wait for the model, and waited for as one.
+
+        A wait, a change of stream and an event for each of a hundred requests is more than the copies take.
+        No block may run in here.
+        """
+        if self._stream is None or self._done is not None:
+            yield
+            return
+        self._stream.wait_stream(torch.cuda.current_stream())
+        if self.aside is not None:
+            self.aside.join(self._stream)
+        self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        try:
+            with torch.cuda.stream(self._stream):
+                yield
+        finally:
+            done, self._done = self._done, None
+            done.record(self._stream)
+
     def _copy(self, layout: Layout, extent: Extent) -> Copies | None:
         memory = self._pool.view(extent)
         if self._stream is None:
             layout.copy_into(memory)
             return None
-        self._stream.wait_stream(torch.cuda.current_stream())
-        if self.aside is not None:
-            self.aside.join(self._stream)
-        with torch.cuda.stream(self._stream):
+        with self.together():
             layout.copy_into(memory, non_blocking=True)
-            done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            done.record(self._stream)
-        return Copies(done, layout.sources)
+            return Copies(self._done, layout.sources)
 
 
 def _without_refused(values: Mapping[str, Any]) -> tuple[dict[str, Any], WorkerError]:

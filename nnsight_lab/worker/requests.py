@@ -293,6 +293,7 @@ class LabRequests(Requests):
         counts = interleaver.counts
         self.step = step = self.step + 1
         scheduled: list[BlockMediator] = []
+        new: list[BlockMediator] = []
         start = 0
         requests, waiting = self.requests, self._waiting
         for row, (request_id, tokens) in enumerate(spans):
@@ -308,7 +309,7 @@ class LabRequests(Requests):
                     if worker is None:
                         mediator.batch_group, mediator.row = group, row
                         scheduled.append(mediator)
-                        self._begin(mediator, interleaver)
+                        new.append(mediator)
                     elif worker or mediator.caches or mediator.exception is not None:
                         # One that failed keeps its row, so that its request can be ended at every step.
                         mediator.batch_group, mediator.row = group, row
@@ -316,6 +317,10 @@ class LabRequests(Requests):
                     else:
                         mediator.batch_group = None
             start += tokens
+        if new:
+            with aside_of(interleaver):  # once for all of them
+                for mediator in new:
+                    self._begin(mediator, interleaver)
         reached: dict[str, int] | None = None
         for request in requests.values():
             if request.step != step and request.away is None:
@@ -392,16 +397,19 @@ class LabRequests(Requests):
         Asked for as soon as the forward is launched too: sampling waits for the device, and hundreds of
         copies that are enqueued only after that keep it waiting.
         """
-        while self.ended:
-            mediator = self.ended.pop()
-            request = self.requests.get(mediator.rider_of)
-            if request is None:
-                continue  # collected or aborted meanwhile
-            answers = self.answers_traces if mediator is request.mediator else self.answers_edits
-            # An open cache goes on to see every step until the request is over.
-            if answers and mediator.parcel is None and not mediator.caches:
-                self.record(mediator)
-                self._pack(mediator, request)
+        if not self.ended:
+            return
+        with self.courier.together():
+            while self.ended:
+                mediator = self.ended.pop()
+                request = self.requests.get(mediator.rider_of)
+                if request is None:
+                    continue  # collected or aborted meanwhile
+                answers = self.answers_traces if mediator is request.mediator else self.answers_edits
+                # An open cache goes on to see every step until the request is over.
+                if answers and mediator.parcel is None and not mediator.caches:
+                    self.record(mediator)
+                    self._pack(mediator, request)
 
     def collect(self, ids: set[str], outputs: dict[str, Any]) -> list[RequestSaves]:
         """Wind up the finished requests named by ``ids`` and take what their blocks saved.
@@ -415,21 +423,15 @@ class LabRequests(Requests):
         collected: dict[str, dict[int, SequenceSaves]] = {}
         failures: dict[str, WorkerError] = {}
         ran: dict[str, StepFigures] = {}
-        for request in list(self.requests.values()):
-            if not request.named(ids):
-                continue
+        over = [request for request in self.requests.values() if request.named(ids)]
+        for request in over:
+            self._wind_up(request, outputs.get(request.key(ids)[0]))
+        # Apart from that: nothing of a block runs any more.
+        with self.courier.together():
+            blocks = {request.id: self._saves(request) for request in over}
+        for request in over:
             engine_id, index = request.key(ids)
-            output = outputs.get(engine_id)
-            blocks = [BlockSaves(block, {}, error) for block, error in request.block_errors.items()]
-            for registration_id, mediator in request.copies.items():
-                name = request.names[registration_id]
-                # A scoped edit is a trace's block over many prompts: it answers as edits do.
-                blocks += self._wind_up(mediator, request, name, output, answer=self.answers_edits)
-            if request.mediator is not None:
-                blocks += self._wind_up(
-                    request.mediator, request, TRACE_BLOCK, output, answer=self.answers_traces
-                )
-            collected.setdefault(engine_id, {})[index] = SequenceSaves(index, tuple(blocks))
+            collected.setdefault(engine_id, {})[index] = SequenceSaves(index, tuple(blocks[request.id]))
             if request.began is not None:
                 names = {TRACE_BLOCK, *request.names.values()}
                 steps = self.steps.ran.since(request.began, request.ended, names)
@@ -466,21 +468,35 @@ class LabRequests(Requests):
                     self.courier.take_back(mediator.parcel)
             del self.requests[request.id]
 
-    def _wind_up(
-        self, mediator: BlockMediator, request: LabRequest, block: str, output: Any, *, answer: bool
+    def _wind_up(self, request: LabRequest, output: Any) -> None:
+        """End a request's blocks, which may run some more of them."""
+        for mediator in request.workers():
+            if output is not None:
+                self.serve_result(mediator, output)
+            self.finish_dangling(mediator)
+            if mediator.parcel is None and mediator.worker is not None:
+                self.record(mediator)
+
+    def _saves(self, request: LabRequest) -> list[BlockSaves]:
+        """What a request's ended blocks saved, but for those that another rank answers for."""
+        found = [BlockSaves(block, {}, error) for block, error in request.block_errors.items()]
+        for registration_id, mediator in request.copies.items():
+            # A scoped edit is a trace's block over many prompts: it answers as edits do.
+            name = request.names[registration_id]
+            found += self._saves_of(mediator, request, name, answer=self.answers_edits)
+        if request.mediator is not None:
+            found += self._saves_of(request.mediator, request, TRACE_BLOCK, answer=self.answers_traces)
+        return found
+
+    def _saves_of(
+        self, mediator: BlockMediator, request: LabRequest, block: str, *, answer: bool
     ) -> list[BlockSaves]:
-        """End a block; what it saved, unless another rank answers for it."""
-        if output is not None:
-            self.serve_result(mediator, output)
-        self.finish_dangling(mediator)
         if not answer:
             if mediator.parcel is not None:
                 self.courier.take_back(mediator.parcel)
                 mediator.parcel = None
             return []
         if mediator.parcel is None:
-            if mediator.worker is not None:
-                self.record(mediator)
             self._pack(mediator, request)
         parcel = mediator.parcel
         assert parcel is not None

@@ -1,7 +1,7 @@
 """What only a CUDA machine can show; run by hand, never by CI.
 
     python tests/gpu/check.py MODEL_DIR [sync|async|graphs]
-    python tests/gpu/check.py steps
+    python tests/gpu/check.py steps [tensor_parallel_size=2]
 
 ``MODEL_DIR`` holds a configuration and a tokenizer; weights are random (``load_format="dummy"``). On
 CUDA vLLM's fused kernels overwrite activation buffers in place, so this is where unclone'd saves are
@@ -193,8 +193,9 @@ def main() -> int:
         sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
         from tests.gpu.steps import check
 
-        check(row)
-        return _told("steps")
+        more = dict(word.split("=", 1) for word in sys.argv[2:])
+        check(row, **{name: int(value) for name, value in more.items()})
+        return _told(" ".join(sys.argv[1:]))
     folder = sys.argv[1]
     assert Path(folder, "config.json").is_file(), folder
     mode = sys.argv[2] if len(sys.argv) > 2 else "sync"

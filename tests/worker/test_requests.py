@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -31,6 +32,9 @@ class Packing:
 
     def __init__(self) -> None:
         self.packed: list[dict[str, Any]] = []
+
+    def together(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def pack(self, values: dict[str, Any], *, allowed_bytes: int | None, share: str = "") -> Parcel:
         self.packed.append(values)
