@@ -50,6 +50,17 @@ def test_importing_the_package_loads_nothing_heavy():
     assert heavy & set(loaded.split()) == set()
 
 
+def test_loading_the_extension_loads_nothing_heavy():
+    # Until an engine is started; the panel is told of the kernel that loads it.
+    loaded = python(
+        "import sys; from IPython.core.interactiveshell import InteractiveShell as Shell; "
+        "Shell.instance().run_line_magic('load_ext', 'nnsight_lab'); "
+        "print(*{name.partition('.')[0] for name in sys.modules})"
+    )
+    assert "nnsight_lab" in loaded
+    assert {"torch", "nnsight", "vllm", "numpy", "transformers", "plotly"} & set(loaded.split()) == set()
+
+
 def test_public_names_are_sorted_unique_and_there():
     names = nnsight_lab.__all__
     assert list(names) == sorted(set(names))

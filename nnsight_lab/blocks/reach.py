@@ -12,11 +12,10 @@ from __future__ import annotations
 
 import ast
 import dis
-import enum
 from collections.abc import Iterable, Mapping
 from hashlib import sha256
 from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -27,44 +26,7 @@ from nnsight_lab.blocks.block import Block
 from nnsight_lab.blocks.declared import DeclaredBlock
 from nnsight_lab.steps.positions import where
 from nnsight_lab.steps.step import Step
-
-
-class Reach(enum.Enum):
-    """What of a prompt the blocks of one request touch."""
-
-    #: Nothing: logits, samples and the result only.
-    ANSWERS = "answers"
-    #: Every row alike, and nothing is read: the same prefix always has the same keys and values.
-    ROWS = "rows"
-    #: Some blocks are of the first kind, the others of the second.
-    MIXED = "mixed"
-    #: Rows by their place, or all of them to be read.
-    PROMPT = "prompt"
-
-    @classmethod
-    def said(cls, word: object) -> Reach:
-        """What a word of a request stands for; of any other, and of none, the prompt."""
-        return next((one for one in cls if one.value == word), cls.PROMPT)
-
-    @property
-    def whole(self) -> bool:
-        """Whether the prompt has to run in one step."""
-        return self in (Reach.MIXED, Reach.PROMPT)
-
-
-class Touch(NamedTuple):
-    """What one block touches.
-
-    Attributes:
-        reach: Of the kinds that one block can be of.
-        content: What tells it from another of reach `Reach.ROWS`; empty for the others.
-    """
-
-    reach: Reach
-    content: bytes = b""
-
-
-UNKNOWN: Final = Touch(Reach.PROMPT)
+from nnsight_lab.wire.touch import UNKNOWN, Reach, Touch
 
 #: What may be asked of a model and of a tracer without touching a row.
 _OF_MODEL: Final = frozenset({"logits", "samples", "tokenizer"})
@@ -134,16 +96,6 @@ def _alike(step: Step) -> bool:
     place = where(step.positions)
     one_row = step.tensor is None or step.tensor.ndim == 1 or step.op == "project_out"
     return step.op not in ("read", "patch") and place.everything and place.generated and one_row
-
-
-def together(touches: Iterable[Touch]) -> Reach | None:
-    """What the blocks of one request touch; None where there are none."""
-    found = {touch.reach for touch in touches}
-    if not found:
-        return None
-    if len(found) == 1:
-        return found.pop()
-    return Reach.MIXED if found == {Reach.ANSWERS, Reach.ROWS} else Reach.PROMPT
 
 
 class _Reader:

@@ -63,7 +63,7 @@ class LabRequest:
         settings: The sampling settings that were given.
         content: What the workers call its trace's block by; "" where they do not keep it.
         block_source: The trace's block as it was written; its names that are modules in ``block_roots``.
-        block_reach: What of the prompt the trace's block touches, a word of `nnsight_lab.blocks.reach.Reach`.
+        block_reach: What of the prompt the trace's block touches, a word of `nnsight_lab.wire.touch.Reach`.
         saves: What its blocks saved, once collected.
         parcels: By sequence and block, those of its saves that came through shared memory.
         shared: Whether its saves are to be mapped by somebody else; then ``ranks`` is what the workers said.

@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from nnsight_lab.blocks.reach import UNKNOWN, Touch
 from nnsight_lab.errors import EditRefused, UnknownEdit, nearest
 from nnsight_lab.wire.keys import CLEAR, REGISTER, TRACE_BLOCK
+from nnsight_lab.wire.touch import UNKNOWN, Touch
 
 if TYPE_CHECKING:
     from nnsight_lab.engine.life import EngineLife

@@ -15,8 +15,8 @@ from collections.abc import Iterable, Mapping
 from hashlib import sha256
 from typing import Any
 
-from nnsight_lab.blocks.reach import Reach, Touch, together
 from nnsight_lab.errors import RequestRefused
+from nnsight_lab.wire.touch import Reach, Touch, together
 
 _SALT = "cache_salt"
 

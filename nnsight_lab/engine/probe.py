@@ -12,13 +12,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from nnsight_lab.blocks.reach import UNKNOWN, Reach
 from nnsight_lab.engine.call import LabRequest
 from nnsight_lab.engine.estimate import Demand, Growths, Sample
 from nnsight_lab.engine.prefixes import reading, salted
 from nnsight_lab.engine.results import first_error, one_line
 from nnsight_lab.engine.sampling import sampling_params
 from nnsight_lab.wire.keys import BUDGET_KEY, CONTENT_KEY, REACH_KEY, TRACE_BLOCK, TRACE_KEY
+from nnsight_lab.wire.touch import UNKNOWN, Reach
 
 if TYPE_CHECKING:
     from nnsight_lab.engine.edits import EditVersion

@@ -12,7 +12,6 @@ from typing_extensions import Self
 
 from nnsight_lab.blocks.block import Block
 from nnsight_lab.blocks.declared import DeclaredBlock
-from nnsight_lab.blocks.reach import Touch
 from nnsight_lab.engine import hub_service
 from nnsight_lab.engine.call import Call, LabRequest
 from nnsight_lab.engine.config import EngineConfig, Mode, loop_is_running
@@ -25,6 +24,7 @@ from nnsight_lab.engine.status import EngineStatus, StartProgress, StopReport
 from nnsight_lab.engine.step_words import NO_GRAPHS_ON_CPU
 from nnsight_lab.errors import EditRefused, EngineDied, LensRefused, RequestRefused, ServerError, nearest
 from nnsight_lab.wire.serving import LEVELS, EngineFacts, Served
+from nnsight_lab.wire.touch import Touch
 
 _NO_ESTIMATE = "An estimate needs an engine of this kernel's own: what is left is the server's to know."
 #: HTTP's for an edit that is installed already.

@@ -15,7 +15,7 @@ from typing import Any
 from nnsight_lab.blocks.block import Block
 from nnsight_lab.blocks.declared import DeclaredBlock
 from nnsight_lab.blocks.module_paths import roots_of
-from nnsight_lab.blocks.reach import Reach, Touch, together, touch_of
+from nnsight_lab.blocks.reach import touch_of
 from nnsight_lab.engine import processes, results
 from nnsight_lab.engine.arrivals import arrivals
 from nnsight_lab.engine.call import Call, LabRequest
@@ -45,6 +45,7 @@ from nnsight_lab.wire.keys import (
     TRACE_KEY,
     stop_file,
 )
+from nnsight_lab.wire.touch import Reach, Touch, together
 
 
 class EngineService(EngineSleep):

@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from nnsight_lab.blocks.reach import UNKNOWN, Reach, Touch, together, touch_of_steps
+from nnsight_lab.blocks.reach import touch_of_steps
 from nnsight_lab.engine.call import Call, LabRequest
 from nnsight_lab.engine.facts import facts
 from nnsight_lab.engine.prefixes import owner_of, reading, refuse_long, salted
@@ -61,6 +61,7 @@ from nnsight_lab.wire.serving import (
     SavesSeen,
 )
 from nnsight_lab.wire.step_figures import StepFigures
+from nnsight_lab.wire.touch import UNKNOWN, Reach, Touch, together
 
 #: Who sends the request that this task answers; set by the guard.
 asker: ContextVar[User | None] = ContextVar("asker", default=None)

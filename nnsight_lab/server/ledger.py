@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from nnsight_lab.blocks.reach import UNKNOWN, Touch
 from nnsight_lab.engine.edits import named_well
 from nnsight_lab.server.identity import User
 from nnsight_lab.server.limits import Limits, Refused, not_found, too_large, too_many
 from nnsight_lab.server.usage import Usage
 from nnsight_lab.wire.keys import TRACE_BLOCK
 from nnsight_lab.wire.serving import LEASE_S, EditAsked
+from nnsight_lab.wire.touch import UNKNOWN, Touch
 
 
 @dataclass(eq=False)

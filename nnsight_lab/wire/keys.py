@@ -13,6 +13,8 @@ CONTENT_KEY = "lab_content"
 DECLARED_KEY = "lab_declared"
 #: In ``SamplingParams.extra_args``: the edits a request runs, as ``[registration id, ...]`` in order.
 EDITS_KEY = "lab_edits"
+#: Each way a block comes aboard a request.
+BLOCK_KEYS = (TRACE_KEY, CONTENT_KEY, DECLARED_KEY, EDITS_KEY)
 
 #: The block name under which a trace's own saves come home; an edit cannot be called that.
 TRACE_BLOCK = "trace"
@@ -24,7 +26,7 @@ BUDGET_KEY = "lab_budget"
 SHARE_KEY = "lab_share"
 
 #: In ``SamplingParams.extra_args``: what of a prompt the request's blocks touch, a word of
-#: `nnsight_lab.blocks.reach.Reach`; a request with blocks and without it is taken to read all of it.
+#: `nnsight_lab.wire.touch.Reach`; a request with blocks and without it is taken to read all of it.
 REACH_KEY = "lab_reach"
 
 #: In vLLM's ``additional_config``: how prompts are cut (see `nnsight_lab.worker.scheduler`).

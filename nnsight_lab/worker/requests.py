@@ -18,7 +18,6 @@ from nnsight.modeling.vllm.model_runners.GPUModelRunner import Request, Requests
 
 from nnsight_lab.blocks import errors
 from nnsight_lab.blocks.block import Block
-from nnsight_lab.blocks.reach import Reach
 from nnsight_lab.errors import EditRefused
 from nnsight_lab.wire.keys import (
     BUDGET_KEY,
@@ -32,6 +31,7 @@ from nnsight_lab.wire.keys import (
 )
 from nnsight_lab.wire.messages import BlockSaves, RequestSaves, SequenceSaves, WorkerError
 from nnsight_lab.wire.step_figures import StepFigures
+from nnsight_lab.wire.touch import Reach
 from nnsight_lab.worker.caches import plain
 from nnsight_lab.worker.captured import Captured
 from nnsight_lab.worker.courier import Courier, Parcel

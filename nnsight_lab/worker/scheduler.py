@@ -20,13 +20,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import RequestStatus
 
 from nnsight_lab import pins
-from nnsight_lab.wire.keys import (
-    DECLARED_KEY,
-    EDITS_KEY,
-    REACH_KEY,
-    SCHEDULE_CONFIG,
-    TRACE_KEY,
-)
+from nnsight_lab.wire.keys import BLOCK_KEYS, REACH_KEY, SCHEDULE_CONFIG
 
 _SPLITTABLE = ("answers", "rows")
 
@@ -41,7 +35,7 @@ def scheduler(*args: Any, **settings: Any) -> Any:
 def reads_prompt(request: Any) -> bool:
     """Whether blocks ride a request that must see its prompt whole."""
     extra = getattr(request.sampling_params, "extra_args", None)
-    if not extra or not (extra.get(EDITS_KEY) or TRACE_KEY in extra or DECLARED_KEY in extra):
+    if not extra or not any(extra.get(key) for key in BLOCK_KEYS):
         return False
     return extra.get(REACH_KEY) not in _SPLITTABLE
 

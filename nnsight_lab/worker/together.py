@@ -18,6 +18,7 @@ from nnsight.intervention.interleaver import Event
 from nnsight_lab import pins
 from nnsight_lab.worker import batching
 from nnsight_lab.worker.batching import Common, Commons, Served, Visit
+from nnsight_lab.worker.steps import is_module_location
 
 #: Where a step's rows are too many bytes to be kept for one of them, but hardly anybody keeps one.
 _LOOKED_AT = "logits"
@@ -114,6 +115,7 @@ def _firsts(
     first: list[Any] = []
     sizes: list[int] = []
     places: list[int] = []
+    module = is_module_location(provider)
     taken = -1
     at = 0
     for mediator in mediators:
@@ -122,6 +124,8 @@ def _firsts(
             continue
         if pending.iteration != visit - mediator.counts_at_start.get(provider, 0):
             continue
+        if module and mediator.answers_only:
+            continue  # it may not ask for that, as it is told nnsight's way
         start, size = mediator.batch_group
         if start == taken:
             continue  # another block of the same request: after the first

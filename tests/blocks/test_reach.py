@@ -18,9 +18,10 @@ import nnsight_lab as lab
 import nnsight_lab.blocks
 from nnsight_lab.blocks.block import Block
 from nnsight_lab.blocks.declared import DeclaredBlock
-from nnsight_lab.blocks.reach import Reach, Touch, together, touch_of, touch_of_steps
+from nnsight_lab.blocks.reach import touch_of, touch_of_steps
 from nnsight_lab.blocks.stubs import block_tracer
 from nnsight_lab.steps.positions import positions_of
+from nnsight_lab.wire.touch import Reach, Touch, together
 
 cells = itertools.count()
 

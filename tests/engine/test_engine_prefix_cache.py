@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import nnsight_lab as lab
-from nnsight_lab.blocks.reach import Reach, Touch
 from nnsight_lab.engine.call import Call
 from nnsight_lab.errors import EditError
+from nnsight_lab.wire.touch import Reach, Touch
 from tests.engine.prefix_reference import seen
 from tests.models import HIDDEN
 from tests.waiting import GREEDY, idle

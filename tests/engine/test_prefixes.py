@@ -7,9 +7,9 @@ import itertools
 import pytest
 
 import nnsight_lab.blocks  # noqa: F401  (imports anyio whole before nnsight)
-from nnsight_lab.blocks.reach import Reach, Touch
 from nnsight_lab.engine.prefixes import owner_of, refuse_long, salted
 from nnsight_lab.errors import RequestRefused
+from nnsight_lab.wire.touch import Reach, Touch
 
 ANSWERS, PROMPT = Touch(Reach.ANSWERS), Touch(Reach.PROMPT)
 ONE, TWO = Touch(Reach.ROWS, b"1" * 32), Touch(Reach.ROWS, b"2" * 32)

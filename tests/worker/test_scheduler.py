@@ -12,7 +12,7 @@ import torch
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 
 import nnsight_lab.blocks  # noqa: F401  (imports anyio whole before vLLM)
-from nnsight_lab.wire.keys import EDITS_KEY, REACH_KEY, SCHEDULE_CONFIG, TRACE_KEY
+from nnsight_lab.wire.keys import BLOCK_KEYS, EDITS_KEY, REACH_KEY, SCHEDULE_CONFIG, TRACE_KEY
 
 BLOCK = 16
 MOST, PIECE = 512, 64
@@ -83,7 +83,7 @@ def ask(parts):
     def asked(scheduler, name, tokens, *, reach=None, answers=3, priority=0, skip=None):
         extra = None
         if reach is not None:
-            extra = {EDITS_KEY: ["edit"], REACH_KEY: reach} if reach else {TRACE_KEY: b""}
+            extra = {EDITS_KEY: ["edit"], REACH_KEY: reach} if reach else {TRACE_KEY: b"block"}
         whole = reach in ("prompt", "mixed", "")
         params = parts.SamplingParams(
             max_tokens=answers,
@@ -278,3 +278,16 @@ def test_any_crowd_ends_and_every_prompt_that_is_read_is_whole(make, ask, step, 
             assert set(found[name][1:]) <= {1}, name
             if request.skip_reading_prefix_cache:
                 assert found[name][0] == request.num_prompt_tokens, name
+
+
+@pytest.mark.parametrize("key", BLOCK_KEYS)
+def test_a_prompt_is_whole_by_whatever_way_its_blocks_come_aboard(key):
+    from nnsight_lab.worker.scheduler import reads_prompt
+
+    def request(**extra):
+        return SimpleNamespace(sampling_params=SimpleNamespace(extra_args=extra))
+
+    assert reads_prompt(request(**{key: ["block"]}))
+    assert reads_prompt(request(**{key: ["block"], REACH_KEY: "prompt"}))
+    assert not reads_prompt(request(**{key: ["block"], REACH_KEY: "answers"}))
+    assert not reads_prompt(request(**{key: []}))
