@@ -941,7 +941,9 @@ def test_an_engine_is_shown_though_its_kernel_computes_in_c_and_ended_once_that_
     panel.show()
     engine = panel.root.locator(f"[data-engine='{core.engine}']")
     wait_until(lambda: engine.count() == 1, 30, "the engine of the silent kernel")
-    assert "Of panel.ipynb, whose kernel says nothing of it just now." in engine.inner_text()
+    # Until the notebook is there again, it is one that is not open.
+    silent = "Of panel.ipynb, whose kernel says nothing of it just now."
+    wait_until(lambda: silent in engine.inner_text(), 30, "whose engine it is")
     end = engine.get_by_role("button", name="End the processes of engine")
     assert end.count() == 0
     look_at(page, folder, "silent")
