@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
@@ -103,7 +103,7 @@ def _record(walk: Flattener, value: Record, depth: int) -> Node:
 
 def _registered(walk: Flattener, value: Any, depth: int) -> Node:
     kind = type(value)
-    fields = {name: getattr(value, name) for name in field_names(kind)}
+    fields = _fields(value, field_names(kind))
     for name in later_fields(kind):
         if fields[name] is None:
             del fields[name]
@@ -111,7 +111,7 @@ def _registered(walk: Flattener, value: Any, depth: int) -> Node:
 
 
 def _dataclass(walk: Flattener, value: Any, depth: int) -> Node:
-    fields = _fields(value)
+    fields = _fields(value, [field.name for field in dataclasses.fields(value)])
     if isinstance(value, dict):  # a model output of transformers, which can hold more than its fields
         fields.update((name, item) for name, item in dict.items(value) if type(name) is str)
     return _as_record(walk, type(value).__name__, False, fields, depth)
@@ -132,13 +132,13 @@ def _as_record(walk: Flattener, name: str, is_tuple: bool, fields: Mapping[str, 
     return {"R": [name, is_tuple, walk.named(fields, depth, _attribute)]}
 
 
-def _fields(value: Any) -> dict[str, Any]:
+def _fields(value: Any, names: Iterable[str]) -> dict[str, Any]:
     fields: dict[str, Any] = {}
-    for field in dataclasses.fields(value):
+    for name in names:
         try:
-            fields[field.name] = getattr(value, field.name)
+            fields[name] = getattr(value, name)
         except AttributeError:  # each field may be the one that was never set
-            raise Stuck(f".{field.name} was declared and never set. Set it before it is saved.") from None
+            raise Stuck(f".{name} was declared and never set. Set it before it is saved.") from None
     return fields
 
 

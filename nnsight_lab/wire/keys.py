@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 #: In ``SamplingParams.extra_args``: the pickled block of a trace (bytes).
 TRACE_KEY = "lab_trace"
@@ -15,6 +17,12 @@ DECLARED_KEY = "lab_declared"
 EDITS_KEY = "lab_edits"
 #: Each way a block comes aboard a request.
 BLOCK_KEYS = (TRACE_KEY, CONTENT_KEY, DECLARED_KEY, EDITS_KEY)
+
+
+def has_blocks(extra: Mapping[str, Any]) -> bool:
+    """Whether blocks ride a request with these ``extra_args``: an empty list of edits is none."""
+    return any(extra.get(key) not in (None, [], ()) for key in BLOCK_KEYS)
+
 
 #: The block name under which a trace's own saves come home; an edit cannot be called that.
 TRACE_BLOCK = "trace"

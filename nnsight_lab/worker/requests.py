@@ -28,6 +28,7 @@ from nnsight_lab.wire.keys import (
     SHARE_KEY,
     TRACE_BLOCK,
     TRACE_KEY,
+    has_blocks,
 )
 from nnsight_lab.wire.messages import BlockSaves, RequestSaves, SequenceSaves, WorkerError
 from nnsight_lab.wire.step_figures import StepFigures
@@ -193,11 +194,11 @@ class LabRequests(Requests):
             if data.req_id in self.requests:
                 continue  # preempted and resumed: its blocks go on
             extra = getattr(data.sampling_params, "extra_args", None) or {}
+            if not has_blocks(extra):
+                continue
             wanted = extra.get(EDITS_KEY) or ()
             payload, declared = extra.get(TRACE_KEY), extra.get(DECLARED_KEY)
             content = extra.get(CONTENT_KEY)
-            if not wanted and payload is None and declared is None and content is None:
-                continue
             request = self.requests[data.req_id] = LabRequest(data.req_id)
             request.began = self.steps.ran.mark() if self.steps.ran.graphs else None
             request.allowed_bytes = extra.get(BUDGET_KEY)
@@ -423,15 +424,14 @@ class LabRequests(Requests):
         collected: dict[str, dict[int, SequenceSaves]] = {}
         failures: dict[str, WorkerError] = {}
         ran: dict[str, StepFigures] = {}
-        over = [request for request in self.requests.values() if request.named(ids)]
-        for request in over:
-            self._wind_up(request, outputs.get(request.key(ids)[0]))
+        over = [(request, request.key(ids)) for request in self.requests.values() if request.named(ids)]
+        for request, (engine_id, _) in over:
+            self._wind_up(request, outputs.get(engine_id))
         # Apart from that: nothing of a block runs any more.
         with self.courier.together():
-            blocks = {request.id: self._saves(request) for request in over}
-        for request in over:
-            engine_id, index = request.key(ids)
-            collected.setdefault(engine_id, {})[index] = SequenceSaves(index, tuple(blocks[request.id]))
+            saves = [self._saves(request) for request, _ in over]
+        for (request, (engine_id, index)), blocks in zip(over, saves, strict=True):
+            collected.setdefault(engine_id, {})[index] = SequenceSaves(index, tuple(blocks))
             if request.began is not None:
                 names = {TRACE_BLOCK, *request.names.values()}
                 steps = self.steps.ran.since(request.began, request.ended, names)
@@ -474,8 +474,6 @@ class LabRequests(Requests):
             if output is not None:
                 self.serve_result(mediator, output)
             self.finish_dangling(mediator)
-            if mediator.parcel is None and mediator.worker is not None:
-                self.record(mediator)
 
     def _saves(self, request: LabRequest) -> list[BlockSaves]:
         """What a request's ended blocks saved, but for those that another rank answers for."""
@@ -497,6 +495,8 @@ class LabRequests(Requests):
                 mediator.parcel = None
             return []
         if mediator.parcel is None:
+            if mediator.worker is not None:
+                self.record(mediator)
             self._pack(mediator, request)
         parcel = mediator.parcel
         assert parcel is not None

@@ -20,9 +20,8 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import RequestStatus
 
 from nnsight_lab import pins
-from nnsight_lab.wire.keys import BLOCK_KEYS, REACH_KEY, SCHEDULE_CONFIG
-
-_SPLITTABLE = ("answers", "rows")
+from nnsight_lab.wire.keys import REACH_KEY, SCHEDULE_CONFIG, has_blocks
+from nnsight_lab.wire.touch import Reach
 
 
 def scheduler(*args: Any, **settings: Any) -> Any:
@@ -34,10 +33,8 @@ def scheduler(*args: Any, **settings: Any) -> Any:
 
 def reads_prompt(request: Any) -> bool:
     """Whether blocks ride a request that must see its prompt whole."""
-    extra = getattr(request.sampling_params, "extra_args", None)
-    if not extra or not any(extra.get(key) for key in BLOCK_KEYS):
-        return False
-    return extra.get(REACH_KEY) not in _SPLITTABLE
+    extra = getattr(request.sampling_params, "extra_args", None) or {}
+    return has_blocks(extra) and Reach.said(extra.get(REACH_KEY)).whole
 
 
 class WholePrompts:

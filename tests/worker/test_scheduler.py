@@ -83,7 +83,7 @@ def ask(parts):
     def asked(scheduler, name, tokens, *, reach=None, answers=3, priority=0, skip=None):
         extra = None
         if reach is not None:
-            extra = {EDITS_KEY: ["edit"], REACH_KEY: reach} if reach else {TRACE_KEY: b"block"}
+            extra = {EDITS_KEY: ["edit"], REACH_KEY: reach} if reach else {TRACE_KEY: b""}
         whole = reach in ("prompt", "mixed", "")
         params = parts.SamplingParams(
             max_tokens=answers,
