@@ -14,8 +14,8 @@ from nnsight_lab.errors import LabError
 from tests.waiting import CAT, FOX, GREEDY, TOWER
 
 GOES_ON = {**GREEDY, "max_tokens": 5}
-#: On the first stage of two, on the second.
-EARLY, LATE = 1, 3
+#: Of a model of four layers: on the first stage of two; the second's first; and its last.
+EARLY, MIDDLE, LATE = 1, 2, 3
 
 Block = Callable[[Any], Any]
 BLOCKS: dict[str, Block] = {}
@@ -83,7 +83,7 @@ def the_second_stage_is_written_from_what_the_first_gave(engine: Any) -> Any:
         seen = list().save()
         for _ in tracer.all():
             hidden = model.model.layers[0].output[0]
-            model.model.layers[2].output[0][:] += hidden * 0.5
+            model.model.layers[MIDDLE].output[0][:] += hidden * 0.5
             seen.append(model.model.layers[LATE].output[0])
             seen.append(model.logits)
     return seen
@@ -140,7 +140,7 @@ def windows_of_steps(engine: Any) -> Any:
             seen.append(model.model.layers[0].output[0])
             seen.append(model.model.layers[LATE].output[0])
         for _ in tracer.iter[3:5]:
-            seen.append(model.model.layers[2].output[0])
+            seen.append(model.model.layers[MIDDLE].output[0])
     return seen
 
 
@@ -229,9 +229,9 @@ def an_edit_that_spans_stages_changes_later_requests_and_a_trace_sees_it(engine:
     with engine.edit("spans") as (tracer, _):
         for _ in tracer.all():
             change = layers[0].output[0].mean() + 0.1
-            layers[2].output[0][:] += change
+            layers[MIDDLE].output[0][:] += change
     with engine.trace([TOWER, CAT], **GOES_ON):
-        hidden = layers[2].output[0].save()
+        hidden = layers[MIDDLE].output[0].save()
         late = layers[LATE].output[0].save()
     texts = [list(one.outputs[0].token_ids) for one in engine.generate([TOWER, FOX], **GOES_ON)]
     engine.edits.clear()
