@@ -173,6 +173,12 @@ WORKER = (
     Pin("vllm.v1.worker.gpu_model_runner", "GPUModelRunner._sample", "samples are served"),
     Pin(
         "vllm.v1.worker.gpu_model_runner",
+        "GPUModelRunner.sync_and_gather_intermediate_tensors",
+        "a stage that replays takes rows of one that does not",
+        ("num_tokens", "intermediate_tensors", "sync_self"),
+    ),
+    Pin(
+        "vllm.v1.worker.gpu_model_runner",
         "GPUModelRunner._determine_batch_execution_and_padding",
         "a step runs module by module where a block waits for what no replay serves",
         ("max_num_scheduled_tokens", "force_eager"),

@@ -127,10 +127,8 @@ class EngineMeasure(EngineService):
     # -- the engine's own figures -------------------------------------------------------------------
 
     def _room(self) -> Room:
-        """What is left for saves, over the stages of a pipeline: each brings its own layers' home."""
-        room = self._driver.home.room()
-        stages = self.facts().pipeline_parallel
-        return room if stages == 1 else Room(room.memory_bytes * stages, room.spill_bytes * stages)
+        """What is left for saves; of a pipeline on the last stage, which brings home what spans several."""
+        return self._driver.home.room()
 
     def _context(self) -> int:
         return self.facts().context

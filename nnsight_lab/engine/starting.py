@@ -193,7 +193,7 @@ def surroundings(
     space = cpu_kv_cache_gib(options)
     if space is not None:
         extra["VLLM_CPU_KVCACHE_SPACE"] = str(space)
-    shares = _cpus_of_ranks(options)
+    shares = cpus_of_ranks(options)
     if shares is not None:
         extra["VLLM_CPU_OMP_THREADS_BIND"] = shares
     plugins = os.environ.get("VLLM_PLUGINS")
@@ -244,7 +244,7 @@ def kv_cache_of_environment(options: Mapping[str, Any]) -> dict[str, int]:
     return {"kv_cache_memory_bytes": size_of(asked, name=KV_CACHE_VARIABLE)}
 
 
-def _cpus_of_ranks(options: Mapping[str, Any]) -> str | None:
+def cpus_of_ranks(options: Mapping[str, Any]) -> str | None:
     """Which cores each rank of a CPU engine computes on, where there are several and nobody said.
 
     vLLM gives each rank a memory node of its own, and does not start where there are fewer nodes than

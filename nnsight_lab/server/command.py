@@ -17,6 +17,7 @@ from typing import Any
 
 from nnsight_lab.engine import homecoming, models, processes
 from nnsight_lab.engine.model import prompts_cut, worker_class
+from nnsight_lab.engine.starting import cpus_of_ranks
 from nnsight_lab.errors import EngineDied, ServeRefused
 from nnsight_lab.server import jailing, keeping, replaying, stopper
 from nnsight_lab.server.condition import CONDITION
@@ -215,6 +216,9 @@ def _serve(model: str, flags: Sequence[str], settings: Settings, spill: Path | N
     replaying.surroundings(os.environ, flags, on_cpu=current_platform.is_cpu())
     parsed: Any = parser.parse_args(arguments(model, flags, settings, spill))
     validate_parsed_serve_args(parsed)
+    shares = cpus_of_ranks(vars(parsed))
+    if shares is not None:
+        os.environ["VLLM_CPU_OMP_THREADS_BIND"] = shares
     uvloop.run(run_server(parsed))
 
 

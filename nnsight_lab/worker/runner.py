@@ -16,6 +16,7 @@ from nnsight.modeling.vllm.model_runners.GPUModelRunner import NNsightGPUModelRu
 from vllm.compilation.breakable_cudagraph import BreakableCUDAGraphWrapper
 from vllm.config import CUDAGraphMode
 from vllm.distributed.parallel_state import get_pp_group, get_tp_group, get_world_group
+from vllm.sequence import IntermediateTensors
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from nnsight_lab import pins
@@ -55,6 +56,20 @@ class PipelineStage(GPUModelRunner):
             dist.all_gather_object(seen, modules_here(model), group=group.cpu_group)
             self.stand_ins = StandIns(model, group.rank_in_group, seen)
             self.stand_ins.put_in()
+
+    def sync_and_gather_intermediate_tensors(
+        self, num_tokens: int, intermediate_tensors: Any, sync_self: bool
+    ) -> Any:
+        """What the stage before sent; it may have run module by module where this one replays padded rows."""
+        if sync_self and any(len(value) < num_tokens for _, value in intermediate_tensors.items()):
+            rows = {
+                name: torch.nn.functional.pad(
+                    value, (0, 0) * (value.dim() - 1) + (0, num_tokens - len(value))
+                )
+                for name, value in intermediate_tensors.items()
+            }
+            intermediate_tensors = IntermediateTensors(rows)
+        return super().sync_and_gather_intermediate_tensors(num_tokens, intermediate_tensors, sync_self)
 
 
 class LabRunner(NNsightGPUModelRunner):

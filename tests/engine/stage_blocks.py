@@ -111,7 +111,7 @@ def the_first_stage_is_written_from_what_the_last_gave_a_step_before(engine: Any
     model = engine.model
     with engine.trace(TOWER, **GOES_ON) as tracer:
         seen = list().save()
-        change = torch.zeros(1, 1)
+        change = 0.0
         for _ in tracer.all():
             model.model.layers[0].output[0][-1:] += change
             change = model.model.layers[LATE].output[0][-1:].clone()
@@ -284,13 +284,14 @@ def errors(engine: Any) -> Any:
 
     def does_not_fit_early() -> None:
         with engine.trace(TOWER, **GREEDY):
-            layers[0].output = (torch.zeros(3, 5), layers[0].output[1])
+            hidden, stream = layers[0].output
+            layers[0].output = (hidden.new_zeros(3, 5), stream)
             late = layers[LATE].output[0].save()
 
     def does_not_fit_late() -> None:
         with engine.trace(TOWER, **GREEDY):
             early = layers[0].output[0].save()
-            layers[LATE].output = (torch.zeros(3, 5), early)
+            layers[LATE].output = (early.new_zeros(3, 5), early)
 
     def wrong_order() -> None:
         with engine.trace(TOWER, **GREEDY):

@@ -141,9 +141,9 @@ def test_both_ranks_replay_the_same_steps_and_give_the_values_of_one_that_runs_e
 def test_each_rank_gets_its_share_of_the_cores(monkeypatch, cores, options, shares):
     monkeypatch.delenv("VLLM_CPU_OMP_THREADS_BIND", raising=False)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: cores)
-    assert starting._cpus_of_ranks(options) == shares
+    assert starting.cpus_of_ranks(options) == shares
 
 
 def test_a_binding_that_somebody_chose_is_left_alone(monkeypatch):
     monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-    assert starting._cpus_of_ranks({"tensor_parallel_size": 2}) is None
+    assert starting.cpus_of_ranks({"tensor_parallel_size": 2}) is None

@@ -7,6 +7,7 @@ them could be compared, so the sizes of differences are told, and a random tiny 
 
 from __future__ import annotations
 
+import ast
 import os
 import signal
 import tempfile
@@ -45,14 +46,19 @@ FIRST_STEP = (
 _WAVES, _AT_ONCE = 10, 20
 
 
-def check(row: Row, folder: str = "") -> None:
+def check(row: Row, *words: str) -> None:
     """Compare the engines.
 
     Args:
         row: Takes what was seen.
-        folder: A model of random weights, of which only the first step is looked at; else a tiny one of our
-            own, with all blocks, requests that come and go, and a rank that is killed.
+        *words: Names of `KINDS`, for these only; engine options as ``name=value``; and the folder of a model
+            of random weights, of which only the first step of a pipeline is looked at (tensor-parallel ranks
+            draw other weights). Without one it is a tiny one of our own, with all blocks, requests that come
+            and go, and a rank that is killed.
     """
+    folder = next((word for word in words if word not in KINDS and "=" not in word), "")
+    more = {name: ast.literal_eval(value) for name, _, value in (w.partition("=") for w in words) if value}
+    kinds = [kind for kind in KINDS if kind in words or not set(words) & set(KINDS)]
     with tempfile.TemporaryDirectory() as made:
         options: dict[str, Any] = {"dtype": "bfloat16", "max_model_len": 256, "gpu_memory_utilization": 0.3}
         names = tuple(stage_blocks.BLOCKS)
@@ -64,16 +70,18 @@ def check(row: Row, folder: str = "") -> None:
         else:
             options["max_num_seqs"] = 32
             folder = str(models.tiny_llama(Path(made) / "llama"))
+        if folder in words and "tensor" in kinds:
+            kinds.remove("tensor")
         wanted: dict[str, Any] = {}
-        for kind, ranks in KINDS.items():
+        for kind in kinds:
             began = time.monotonic()
-            engine = lab.start(folder, mode="sync", **options, **ranks)
+            engine = lab.start(folder, mode="sync", **options, **KINDS[kind], **more)
             row(f"{kind}: start, s", round(time.monotonic() - began, 1), True)
             for name in names:
                 found = _run(engine, name)
                 if kind == "one":
                     wanted[name] = found
-                else:
+                elif name in wanted:
                     said, good = _beside(found, wanted[name])
                     row(f"{kind}: {name}", said, good)
             if len(names) > len(FIRST_STEP):
