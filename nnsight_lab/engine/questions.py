@@ -362,11 +362,6 @@ class AttentionQuestion(Question[Attention]):
         max_bytes: int | str,
     ) -> None:
         super().__init__(engine, prompts, layers)
-        if self.facts.tensor_parallel > 1:
-            raise LensRefused(
-                "Attention patterns need all heads in one place, and this engine's are spread over "
-                "tensor-parallel ranks."
-            )
         if dtype not in ("float32", "float16"):
             raise RequestRefused(f'dtype={dtype!r} is neither "float32" nor "float16".')
         self.dtype = dtype

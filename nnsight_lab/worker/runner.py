@@ -26,6 +26,7 @@ from nnsight_lab.worker.batching import LabBatcher, LabInterleaver
 from nnsight_lab.worker.courier import Courier
 from nnsight_lab.worker.declarations import Declarations
 from nnsight_lab.worker.describing import modules_seen
+from nnsight_lab.worker.fragments import LabFragments
 from nnsight_lab.worker.graphs import TwoGraphs
 from nnsight_lab.worker.greenlets import aside_of
 from nnsight_lab.worker.heap import Heap
@@ -51,6 +52,7 @@ class LabRunner(NNsightGPUModelRunner):
         interleaver.__class__ = LabInterleaver
         interleaver.taps = frozenset(resolved(tuple(interleaver.taps), self.nnsight_model._module))
         interleaver.prepare()
+        interleaver.fragments = LabFragments(self.nnsight_model)
         interleaver.batcher = LabBatcher(None)
         interleaver.together = Together()
         interleaver.aside = Aside(self.device) if self.device.type == "cuda" else None
