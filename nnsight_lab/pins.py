@@ -212,6 +212,23 @@ CPU_WORKER = (
     Pin("vllm.v1.worker.gpu_input_batch", "CachedRequestState", "NaN is cleared from the KV cache"),
 )
 
+_RAY = "vllm.v1.executor.ray_executor_v2"
+
+#: Leaned on where workers are Ray actors.
+RAY = (
+    Pin(_RAY, "RayWorkerProc.get_node_and_physical_gpu_ids", "a rank on a CPU has no GPU to name"),
+    Pin(
+        _RAY,
+        "RayWorkerProc.initialize_worker",
+        "a rank on a CPU has no GPU to name",
+        ("assigned_physical_gpu_ids",),
+    ),
+    Pin(_RAY, "RayExecutorV2._init_executor", "Ray is started before it"),
+    Pin(_RAY, "RayExecutorV2._get_actor_resource_kwargs", "a rank on a CPU takes a CPU"),
+    Pin(_RAY, "RayExecutorV2._join_monitor_thread", "an engine stops within its five seconds"),
+    Pin("vllm.platforms.interface", "Platform.ray_device_key", "a rank on a CPU takes a CPU"),
+)
+
 #: Leaned on in vLLM's EngineCore process.
 SCHEDULER = (
     Pin("vllm.v1.core.sched.scheduler", "Scheduler.schedule", "a step has room for a prompt that is whole"),
