@@ -86,8 +86,16 @@ def check_options(options: Mapping[str, Any]) -> None:
     from vllm.engine.arg_utils import EngineArgs  # seconds to import, and only a start needs it
 
     refuse_unknown(options, {f.name for f in dataclasses.fields(EngineArgs)})
-    backend = options.get("distributed_executor_backend")
-    if backend == "ray" and importlib.util.find_spec("ray") is None:
+    needs_ray(options)
+
+
+def needs_ray(options: Mapping[str, Any]) -> None:
+    """Refuse workers as Ray actors where there is no Ray.
+
+    Raises:
+        CellUsageError: With the way to get it.
+    """
+    if options.get("distributed_executor_backend") == "ray" and importlib.util.find_spec("ray") is None:
         raise CellUsageError(
             'distributed_executor_backend="ray" needs Ray, which is not installed here: '
             "pip install 'nnsight-lab[ray]'"

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from nnsight_lab.engine import homecoming, models, processes
-from nnsight_lab.engine.model import prompts_cut, worker_class
+from nnsight_lab.engine.config import needs_ray
+from nnsight_lab.engine.model import executor, prompts_cut, worker_class
 from nnsight_lab.errors import EngineDied, ServeRefused
 from nnsight_lab.server import jailing, keeping, replaying, stopper
 from nnsight_lab.server.condition import CONDITION
@@ -214,6 +215,8 @@ def _serve(model: str, flags: Sequence[str], settings: Settings, spill: Path | N
     parser = make_arg_parser(FlexibleArgumentParser(prog="nnsight-lab serve"))
     replaying.surroundings(os.environ, flags, on_cpu=current_platform.is_cpu())
     parsed: Any = parser.parse_args(arguments(model, flags, settings, spill))
+    needs_ray(vars(parsed))
+    vars(parsed).update(executor(vars(parsed)))
     validate_parsed_serve_args(parsed)
     uvloop.run(run_server(parsed))
 

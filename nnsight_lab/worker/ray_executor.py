@@ -30,8 +30,17 @@ from vllm.v1.executor import ray_executor_v2 as upstream
 from nnsight_lab import pins
 from nnsight_lab.worker.process import in_ray_actor
 
-#: Waits for its input to end, ends a process group, removes a folder.
-_LAST = 'cat >/dev/null; [ -z "$1" ] || kill -s KILL -- "-$1" 2>/dev/null; rm -rf -- "$2"'
+#: Waits for its input to end, ends a process group, and removes a folder. It is nobody's child and does not
+#: carry the engine's mark: who ends all of those would end it before its time.
+_LAST = """
+exec 3<&0
+(
+    trap "" TERM INT HUP
+    cat <&3 >/dev/null
+    [ -z "$1" ] || kill -s KILL -- "-$1" 2>/dev/null
+    rm -rf -- "$2"
+) &
+"""
 #: The least that Ray takes for objects; nothing of ours goes through them.
 _OBJECT_STORE_BYTES = 80 << 20
 
@@ -104,15 +113,23 @@ class LabRayExecutor(upstream.RayExecutorV2):
             ray.shutdown()
 
 
-def _ends_with_us(folder: str) -> subprocess.Popen[bytes]:
-    """See that nothing of Ray is left when this process has ended, whichever way."""
+def _ends_with_us(folder: str) -> Any:
+    """See that nothing of Ray is left when this process has ended, whichever way.
+
+    Returns:
+        What is open until then.
+    """
     group = str(os.getpid()) if os.getpgid(0) == os.getpid() else ""
-    # Its input is held open by this process alone, and ends with it.
-    return subprocess.Popen(
+    shell = subprocess.Popen(
         ["/bin/sh", "-c", _LAST, "nnsight-lab-ray", group, folder],
         stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={"PATH": os.environ.get("PATH", os.defpath)},
         start_new_session=True,
     )
+    shell.wait()
+    return shell.stdin
 
 
 def _cores_of(rank: int) -> set[int]:

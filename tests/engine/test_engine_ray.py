@@ -148,3 +148,18 @@ def test_a_killed_kernel_takes_ray_with_it(llama_path):
     until(lambda: not processes.engine_processes(words[1]), 10, "processes outlived their kernel")
     until(lambda: folders() == before, 3, "Ray's folder was left")
     shared_queues.reclaim()
+
+
+def test_a_kept_engine_has_a_ray_of_its_own_too(one_engine, llama_path, tmp_path):
+    one_engine.stop()
+    before = folders()
+    engine = lab.start(str(llama_path), name="kept", keep=True, **RAY)
+    try:
+        model = engine.model
+        with engine.trace(TOWER, max_tokens=1, temperature=0):
+            hidden = model.model.layers[1].output[0].save()
+        assert hidden.shape[0] == len(TOWER)
+    finally:
+        report = lab.stop("kept")
+    assert report.left == ()
+    until(lambda: folders() == before, 5, "Ray's folder was left")
