@@ -257,11 +257,11 @@ def test_two_ways_to_one_value_may_round_differently_and_no_more():
         _agrees(value, value[:2], torch.float32, "it", "lens")
 
 
-def test_an_engine_whose_model_is_in_stages_is_refused(engine, monkeypatch):
+def test_attention_of_an_engine_whose_model_is_in_stages_is_refused(engine, monkeypatch):
     found = replace(engine.facts(), pipeline_parallel=2)
     monkeypatch.setattr(engine, "facts", lambda: found)
     with pytest.raises(LensRefused, match="this engine has pipeline stages"):
-        engine.logit_lens(TOWER)
+        engine.attention(TOWER)
 
 
 HIDDEN = models.HIDDEN
