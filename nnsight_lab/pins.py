@@ -186,6 +186,16 @@ WORKER = (
     Pin(_GRAPHS, "BreakableCUDAGraphWrapper._capture", "a second graph stops at taps", ("entry",)),
     Pin(_GRAPHS, "BreakableCUDAGraphWrapper._replay", "one of the two is replayed", ("entry",)),
     Pin(_GRAPHS, "_BreakableEntry", "a second graph stops at taps", ("batch_descriptor",)),
+    Pin(
+        f"{_NV}.fragments",
+        "VLLMFragments.whole",
+        "values are put together at its seam",
+        ("location", "value"),
+    ),
+    Pin(f"{_NV}.fragments", "_is_piece", "which mixture of experts leaves a sum", ("module", "side")),
+    Pin(f"{_NV}.fragments", "_moe_layer", "which modules are mixtures of experts"),
+    Pin(f"{_NV}.fragments", "_moe_group_size", "over how many ranks experts are spread", ("module",)),
+    Pin(f"{_NN}.intervention.interleaver", "Interleaver._ready", "which blocks a value is checked for"),
     Pin(f"{_NV}.interleaver", "_capture", "a tap is recorded into the graph"),
     Pin(f"{_NV}.interleaver", "_weak", "a tap holds none of the graph's memory", ("value",)),
     Pin(f"{_NV}.interleaver", "VLLMInterleaver.replay", "a tap is served", ("location", "live")),
@@ -206,6 +216,23 @@ CPU_WORKER = (
     Pin("vllm.v1.worker.cpu_worker", "CPUWorker.init_device", "the runner is swapped there"),
     Pin("vllm.v1.worker.cpu_model_runner", "CPUModelRunner", "the runner that is swapped"),
     Pin("vllm.v1.worker.gpu_input_batch", "CachedRequestState", "NaN is cleared from the KV cache"),
+)
+
+_RAY = "vllm.v1.executor.ray_executor_v2"
+
+#: Leaned on where workers are Ray actors.
+RAY = (
+    Pin(_RAY, "RayWorkerProc.get_node_and_physical_gpu_ids", "a rank on a CPU has no GPU to name"),
+    Pin(
+        _RAY,
+        "RayWorkerProc.initialize_worker",
+        "a rank on a CPU has no GPU to name",
+        ("assigned_physical_gpu_ids",),
+    ),
+    Pin(_RAY, "RayExecutorV2._init_executor", "Ray is started before it"),
+    Pin(_RAY, "RayExecutorV2._get_actor_resource_kwargs", "a rank on a CPU takes a CPU"),
+    Pin(_RAY, "RayExecutorV2._join_monitor_thread", "an engine stops within its five seconds"),
+    Pin("vllm.platforms.interface", "Platform.ray_device_key", "a rank on a CPU takes a CPU"),
 )
 
 #: Leaned on in vLLM's EngineCore process.

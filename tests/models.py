@@ -17,6 +17,20 @@ WINDOW = 8
 #: More than any test generates, and a multiple of nothing in particular.
 CONTEXT = 1024
 
+_COMMON: dict[str, Any] = {
+    "vocab_size": 258,
+    "hidden_size": HIDDEN,
+    "intermediate_size": 256,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": CONTEXT,
+    "tie_word_embeddings": False,
+    "initializer_range": 0.1,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+}
+
 
 def tokenizer() -> Any:
     """A token per byte of text, as GPT-2's tokenizer has before its merges; no text is unknown to it."""
@@ -91,6 +105,42 @@ def tiny_gpt2(folder: Path) -> Path:
         eos_token_id=1,
     )
     return _made(folder, GPT2LMHeadModel, config)
+
+
+def tiny_llama_of_one_key_head(folder: Path) -> Path:
+    """A Llama whose only key head every tensor-parallel rank has a copy of."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    return _made(folder, LlamaForCausalLM, LlamaConfig(**{**_COMMON, "num_key_value_heads": 1}))
+
+
+def tiny_qwen3(folder: Path) -> Path:
+    """A Qwen 3 with biases: a norm of each query's and each key's head."""
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    return _made(folder, Qwen3ForCausalLM, Qwen3Config(**_COMMON, head_dim=32, attention_bias=True))
+
+
+def tiny_mixtral(folder: Path) -> Path:
+    """A Mixtral: a mixture of experts."""
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    config = MixtralConfig(**_COMMON, num_local_experts=4, num_experts_per_tok=2)
+    return _made(folder, MixtralForCausalLM, config)
+
+
+def tiny_qwen2_moe(folder: Path) -> Path:
+    """A Qwen 2 of experts: one more expert is shared by all tokens, and its sum waits for the others'."""
+    from transformers import Qwen2MoeConfig, Qwen2MoeForCausalLM
+
+    config = Qwen2MoeConfig(
+        **_COMMON,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=64,
+        shared_expert_intermediate_size=128,
+    )
+    return _made(folder, Qwen2MoeForCausalLM, config)
 
 
 def _made(folder: Path, kind: Any, config: Any) -> Path:

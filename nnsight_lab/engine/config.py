@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import importlib.util
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
@@ -85,6 +86,20 @@ def check_options(options: Mapping[str, Any]) -> None:
     from vllm.engine.arg_utils import EngineArgs  # seconds to import, and only a start needs it
 
     refuse_unknown(options, {f.name for f in dataclasses.fields(EngineArgs)})
+    needs_ray(options)
+
+
+def needs_ray(options: Mapping[str, Any]) -> None:
+    """Refuse workers as Ray actors where there is no Ray.
+
+    Raises:
+        CellUsageError: With the way to get it.
+    """
+    if options.get("distributed_executor_backend") == "ray" and importlib.util.find_spec("ray") is None:
+        raise CellUsageError(
+            'distributed_executor_backend="ray" needs Ray, which is not installed here: '
+            "pip install 'nnsight-lab[ray]'"
+        )
 
 
 def refuse_unknown(options: Iterable[str], names: Iterable[str]) -> None:

@@ -57,6 +57,15 @@ def step_size(options: Mapping[str, Any], *, on_cpu: bool) -> dict[str, int]:
     return {"max_num_batched_tokens": _STEP_TOKENS}
 
 
+def executor(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The option for workers as Ray actors, where somebody asked for them."""
+    if options.get("distributed_executor_backend") != "ray":
+        return {}
+    from nnsight_lab.worker.ray_executor import LabRayExecutor  # Ray is no dependency
+
+    return {"distributed_executor_backend": LabRayExecutor}
+
+
 class LabVLLM(VLLM):
     """The envoy tree of an engine.
 
@@ -119,6 +128,7 @@ class LabVLLM(VLLM):
         """Nothing: the tree is built later, and brings up the group that it needs (see `_load_meta`)."""
 
     def _load_meta(self, repo_id: str, **kwargs: Any) -> Any:
+        kwargs.pop("distributed_executor_backend", None)  # it has no workers
         with pins.meta_tree_on_cpu(), _group_of_one():
             return super()._load_meta(repo_id, **kwargs)
 
@@ -126,14 +136,14 @@ class LabVLLM(VLLM):
         from vllm import LLM
 
         self._go_on()
-        kwargs |= step_size(kwargs, on_cpu=self._WORKER_CLS == _CPU_WORKER)
+        kwargs |= step_size(kwargs, on_cpu=self._WORKER_CLS == _CPU_WORKER) | executor(kwargs)
         # Not nnsight's: its engine class collects after every step that finishes a request, also
         # of requests without a block. The driver collects, and only where there is something.
         return LLM(repo_id, worker_cls=self._WORKER_CLS, enforce_eager=not self.taps, **kwargs)
 
     def _load_async(self, repo_id: str, **kwargs: Any) -> Any:
         self._go_on()
-        return super()._load_async(repo_id, **kwargs)
+        return super()._load_async(repo_id, **{**kwargs, **executor(kwargs)})
 
     def _go_on(self) -> None:
         """The last moment before processes are spawned: not if the start was given up meanwhile."""

@@ -364,11 +364,6 @@ class AttentionQuestion(Question[Attention]):
             raise LensRefused(
                 "Attention patterns need all layers in one place, and this engine has pipeline stages."
             )
-        if self.facts.tensor_parallel > 1:
-            raise LensRefused(
-                "Attention patterns need all heads in one place, and this engine's are spread over "
-                "tensor-parallel ranks."
-            )
         if dtype not in ("float32", "float16"):
             raise RequestRefused(f'dtype={dtype!r} is neither "float32" nor "float16".')
         self.dtype = dtype

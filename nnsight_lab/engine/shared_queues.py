@@ -22,6 +22,8 @@ from nnsight_lab.saves.state import state_dir
 MEMORY = Path("/dev/shm")
 #: How Python names shared memory and semaphores.
 _NAMES = ("psm_", "sem.")
+#: In the name of what ranks on a CPU exchange tensors through.
+_OF_RANKS = "-cpushm_"
 
 
 def note(engine: str, *, owner: str | None = None) -> Path | None:
@@ -102,8 +104,8 @@ def _mapped(pid: int) -> set[str]:
 
 
 def _ours(name: str) -> bool:
-    """Whether a name can be one of Python's, and is a name in `MEMORY` and not a way out of it."""
-    return name.startswith(_NAMES) and "/" not in name
+    """Whether a name can be one of Python's or of ranks', and is a name in `MEMORY`, not a way out of it."""
+    return (name.startswith(_NAMES) or _OF_RANKS in name) and "/" not in name
 
 
 def _where() -> list[str]:

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from nnsight_lab.engine import homecoming, models, processes
-from nnsight_lab.engine.model import prompts_cut, worker_class
+from nnsight_lab.engine.config import needs_ray
+from nnsight_lab.engine.model import executor, prompts_cut, worker_class
 from nnsight_lab.engine.starting import cpus_of_ranks
 from nnsight_lab.errors import EngineDied, ServeRefused
 from nnsight_lab.server import jailing, keeping, replaying, stopper
@@ -215,6 +216,8 @@ def _serve(model: str, flags: Sequence[str], settings: Settings, spill: Path | N
     parser = make_arg_parser(FlexibleArgumentParser(prog="nnsight-lab serve"))
     replaying.surroundings(os.environ, flags, on_cpu=current_platform.is_cpu())
     parsed: Any = parser.parse_args(arguments(model, flags, settings, spill))
+    needs_ray(vars(parsed))
+    vars(parsed).update(executor(vars(parsed)))
     validate_parsed_serve_args(parsed)
     shares = cpus_of_ranks(vars(parsed))
     if shares is not None:

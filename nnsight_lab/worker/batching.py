@@ -315,14 +315,12 @@ class LabInterleaver(VLLMInterleaver):
 
     def _serve(self, batcher: LabBatcher, provider: str, value: Any) -> Any:
         outer, commons = batcher.commons, Commons()
-        batcher.commons = commons
+        cut = self._fragmented(provider)
+        # What is put together is cut again within the visit, and by then everything must have landed.
+        batcher.commons = None if cut else commons
         try:
             given, asks_more = value, True
-            if (
-                self.together is not None
-                and provider not in self.observers
-                and not self._fragmented(provider)
-            ):
+            if self.together is not None and provider not in self.observers and not cut:
                 asks_more = self.together.serve(self, provider, value, commons)
             value = Interleaver.handle(self, provider, value)
             commons.land_all()
@@ -349,13 +347,15 @@ class LabInterleaver(VLLMInterleaver):
             return value
         if provider in self.passed_over:
             return value
+        cut = self.fragments is not None and self.fragments.enabled
         if side == "output" and self.spliced and path in self.spliced:
-            for group, replacement in self.spliced.pop(path):
-                value = self.batcher.widen(value, group, replacement)
+            value = self._spliced(provider, value, self.spliced.pop(path))
         batcher = self.batcher
         told = None
         if self.stages is not None and self.stages.listening:
             told = self.stages.note(self, provider, value)
+        if cut:
+            self.fragments.admit(self, provider, value)
         if provider in self.parked and batcher is not None:
             with self.aside or _HERE:
                 value = self._serve(batcher, provider, value)
@@ -366,7 +366,18 @@ class LabInterleaver(VLLMInterleaver):
         if batcher is not None and batcher.partial_skip:
             self.spliced[path] = batcher.partial_skip
             batcher.partial_skip = []
+        if cut and side == "skip" and value is not NO_SKIP and ".source." in path:
+            value = self.fragments.skipped(provider, value)
         return value
+
+    def _spliced(self, provider: str, value: Any, parts: list[tuple[list[int], Any]]) -> Any:
+        """A module's own output with the rows of skips in it: in the whole, where a rank has a piece."""
+        undo = None
+        if self._fragmented(provider):
+            value, undo = self.fragments.whole(provider, value)
+        for group, replacement in parts:
+            value = self.batcher.widen(value, group, replacement)
+        return value if undo is None else undo(value)
 
     def whole(self, provider: str, value: Any) -> Any:
         """A value as blocks are given it, of which this rank may have a piece."""

@@ -240,6 +240,7 @@ def attention_of_request(
         args, named = attention.inputs
         asks, offers, value = (*args, *(named[n] for n in ("query", "key", "value") if n in named))[:3]
         # Copies: the model's own buffers are written over by the next layer.
+        form = _of_all_heads(form, asks, offers)
         asks = asks.reshape(-1, form.heads, form.head_size).clone()
         offers = offers.reshape(-1, form.kv_heads, form.head_size).clone()
         _whole(offers.shape[0], tokens)
@@ -248,6 +249,15 @@ def attention_of_request(
             value = value.reshape(offers.shape[0], form.kv_heads, -1)
             _gives(asks, offers, value, form, attention, f"layer {number}'s attention")
     _KEPT[key] = kept
+
+
+def _of_all_heads(form: AttentionForm, query: torch.Tensor, key: torch.Tensor) -> AttentionForm:
+    """The form of the whole attention: a tensor-parallel rank's module knows of its own heads only."""
+    heads = query.shape[1:].numel() // form.head_size
+    kv_heads = key.shape[1:].numel() // form.head_size
+    if form.sinks is not None and form.sinks.numel() != heads:
+        raise LensRefused("its heads' sinks are spread over tensor-parallel ranks")
+    return form._replace(heads=heads, kv_heads=kv_heads)
 
 
 def _pattern(

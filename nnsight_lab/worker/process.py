@@ -43,6 +43,13 @@ def plugin() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+def in_ray_actor() -> None:
+    """The same for a rank in a Ray actor, which Ray has put in a group of its own and ends with its own."""
+    if os.environ.get(ENGINE_ENV):
+        _log_to_file()
+        atexit.register(gc.freeze)
+
+
 def _log_to_file() -> None:
     """Point fd 1 and 2 at the engine's log: else they appear in whatever cell is current."""
     path = os.environ.get(LOG_ENV)

@@ -32,6 +32,7 @@ from nnsight_lab.worker.courier import Courier
 from nnsight_lab.worker.declarations import Declarations
 from nnsight_lab.worker.describing import modules_seen
 from nnsight_lab.worker.elsewhere import StandIns, modules_here
+from nnsight_lab.worker.fragments import LabFragments
 from nnsight_lab.worker.graphs import TwoGraphs
 from nnsight_lab.worker.greenlets import aside_of
 from nnsight_lab.worker.heap import Heap
@@ -90,6 +91,7 @@ class LabRunner(NNsightGPUModelRunner):
         interleaver.__class__ = LabInterleaver
         interleaver.taps = frozenset(resolved(tuple(interleaver.taps), self.nnsight_model._module))
         interleaver.prepare()
+        interleaver.fragments = LabFragments(self.nnsight_model)
         if stages is not None:
             interleaver.stages, interleaver.passed_over = stages, stages.stand_ins.passed_over
         interleaver.batcher = LabBatcher(None)

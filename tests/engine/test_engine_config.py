@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 
 import pytest
 
@@ -59,7 +60,7 @@ def test_an_option_that_cannot_be_is_refused(options, said):
 
 
 def test_vllms_own_options_are_taken():
-    check_options({"dtype": "float32", "tensor_parallel_size": 2, "distributed_executor_backend": "ray"})
+    check_options({"dtype": "float32", "tensor_parallel_size": 2, "distributed_executor_backend": "mp"})
 
 
 @pytest.mark.parametrize(
@@ -78,3 +79,12 @@ def test_steps_on_a_gpu_are_those_of_the_async_engine_where_nobody_said_otherwis
     from nnsight_lab.engine.model import step_size  # vLLM: seconds to import
 
     assert step_size(options, on_cpu=on_cpu) == added
+
+
+def test_ray_that_is_not_installed_is_named_with_the_way_to_get_it(monkeypatch):
+    asked = {"distributed_executor_backend": "ray"}
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(CellUsageError, match=r"pip install 'nnsight-lab\[ray\]'$"):
+        check_options(asked)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    check_options(asked)

@@ -257,18 +257,11 @@ def test_two_ways_to_one_value_may_round_differently_and_no_more():
         _agrees(value, value[:2], torch.float32, "it", "lens")
 
 
-@pytest.mark.parametrize(
-    ("parallel", "look", "why"),
-    [
-        ({"pipeline_parallel": 2}, "attention", "this engine has pipeline stages"),
-        ({"tensor_parallel": 2}, "attention", "spread over tensor-parallel ranks"),
-    ],
-)
-def test_engines_whose_model_is_in_pieces_are_refused(engine, monkeypatch, parallel, look, why):
-    found = replace(engine.facts(), **parallel)
+def test_attention_of_an_engine_whose_model_is_in_stages_is_refused(engine, monkeypatch):
+    found = replace(engine.facts(), pipeline_parallel=2)
     monkeypatch.setattr(engine, "facts", lambda: found)
-    with pytest.raises(LensRefused, match=why):
-        getattr(engine, look)(TOWER)
+    with pytest.raises(LensRefused, match="this engine has pipeline stages"):
+        engine.attention(TOWER)
 
 
 HIDDEN = models.HIDDEN

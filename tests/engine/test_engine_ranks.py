@@ -11,7 +11,6 @@ import torch
 import nnsight_lab as lab
 from nnsight_lab.engine import starting
 from nnsight_lab.wire.keys import STEPS
-from tests import models
 from tests.parity import hugging_face
 from tests.waiting import GREEDY, TOWER, idle, until
 from tests.worker import acting
@@ -19,19 +18,7 @@ from tests.worker import acting
 
 @pytest.fixture(scope="module")
 def two_ranks(one_engine, llama_path):
-    # The worker copies everything through shared memory, so what each rank moved can be seen; and it acts
-    # replays out where it is told to.
-    engine = one_engine.want(
-        llama_path,
-        "sync",
-        worker=acting.WORKER,
-        dtype="float32",
-        max_model_len=models.CONTEXT,
-        tensor_parallel_size=2,
-        additional_config={"nnsight_taps": acting.taps()},
-    )
-    yield engine
-    one_engine.stop()
+    return acting.two_ranks(one_engine, llama_path)
 
 
 @pytest.fixture

@@ -120,3 +120,16 @@ def test_the_demo_command_runs_it(tmp_path: Path) -> None:
     assert done.stdout.splitlines()[-1] == "demo: ok"
     assert "engine main: demo ready in" in done.stdout
     assert "64 outputs, 64 different residual streams" in done.stdout
+
+
+def test_every_cell_runs_where_workers_are_ray_actors(executed: dict[str, Any], tmp_path: Path) -> None:
+    notebook = json.loads(QUICKSTART.read_text("utf-8"))
+    [start] = [cell for cell in code_cells(notebook) if cell["source"][0].startswith("%engine start")]
+    start["source"] = [start["source"][0].rstrip() + ' distributed_executor_backend="ray"']
+    (tmp_path / "ray.ipynb").write_text(json.dumps(notebook), "utf-8")
+    run(["-m", "papermill", "--no-progress-bar", "-k", "python3", "ray.ipynb", "out.ipynb"], tmp_path)
+    mine = printed(json.loads((tmp_path / "out.ipynb").read_text("utf-8")))
+    told = ("after layer", "steered:", "plain:", "The model goes on", "64 outputs")
+    assert [one for one in mine if one.startswith(told)] == [
+        one for one in printed(executed) if one.startswith(told)
+    ]
