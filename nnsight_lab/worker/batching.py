@@ -25,7 +25,11 @@ from nnsight.modeling.vllm.batching import VLLMBatcher
 from nnsight.modeling.vllm.interleaver import VLLMInterleaver
 from nnsight.util import apply
 
+from nnsight_lab.blocks.pure import READS
+
 _HERE: Final = nullcontext()
+#: Where blocks are served that run for many requests at once -> what is read there.
+READ_AT: Final = {f"model.{read}": read for read in READS}
 #: A piece that is kept keeps the whole copy: only what a step of generation has is copied together.
 COMMON_BYTES = 4 << 20
 
@@ -57,7 +61,7 @@ class Common:
 
     def __init__(self, value: torch.Tensor) -> None:
         self.value = value
-        self.copy = _private(value)
+        self.copy = private(value)
         #: Where rows begin in memory -> they, or which they are, and their piece; changed and not landed yet.
         self._changed: dict[int, tuple[torch.Tensor | Sequence[int], torch.Tensor]] = {}
         self._whole = True
@@ -149,7 +153,7 @@ class Visit:
 
     def copy(self, rows: torch.Tensor) -> torch.Tensor:
         """A private copy of ``rows``."""
-        return self.give(rows, _private(rows), None)
+        return self.give(rows, private(rows), None)
 
     def give(self, rows: torch.Tensor, copy: torch.Tensor, common: Common | None) -> torch.Tensor:
         """Note a copy of ``rows`` that a block is given."""
@@ -193,7 +197,8 @@ class Visit:
         self.written.clear()
 
 
-def _private(rows: torch.Tensor) -> torch.Tensor:
+def private(rows: torch.Tensor) -> torch.Tensor:
+    """A copy of rows that counts what is written to it."""
     # torch.inference_mode(False) without its Python: this runs for every block at every step.
     with torch._C._InferenceMode(False):
         return rows.detach().clone(memory_format=torch.contiguous_format)
@@ -219,12 +224,12 @@ class LabBatcher(VLLMBatcher):
         if visit is not None:
             visit.write_back()
 
-        def private(tensor: torch.Tensor) -> torch.Tensor:
+        def own(tensor: torch.Tensor) -> torch.Tensor:
             rows: torch.Tensor = self._narrow_tensor(tensor, group)
             if rows is tensor:
                 return tensor  # no token axis: not a buffer of this step
             if visit is None:
-                return _private(rows)
+                return private(rows)
             common = None if commons is None else commons.of(tensor, rows, group)
             if common is None:
                 return visit.copy(rows)
@@ -232,7 +237,7 @@ class LabBatcher(VLLMBatcher):
             return visit.give(rows, self._narrow_tensor(common.copy, group).data, common)
 
         commons = self.commons
-        return apply(value, private, torch.Tensor)
+        return apply(value, own, torch.Tensor)
 
     def widen(self, full: Any, group: list[int] | None, edited: Any) -> Any:
         """Splice an assigned value in, after what the block wrote in place before it."""
@@ -267,6 +272,7 @@ class LabInterleaver(VLLMInterleaver):
         hushed: Set where a replay is acted out without a graph: modules run, and only taps may serve.
         together: Serves all blocks of a visit that can be (see `nnsight_lab.worker.together`); None for none.
         aside: The stream of blocks (see `nnsight_lab.worker.aside`); None on a CPU.
+        stacks: Blocks that run for many requests at once (see `nnsight_lab.worker.stacks`); None for none.
     """
 
     interleaving: bool
@@ -283,6 +289,7 @@ class LabInterleaver(VLLMInterleaver):
         self.hushed = False
         self.together: Any = None
         self.aside: Any = None
+        self.stacks: Any = None
         self._recording: Any = None
 
     @contextmanager
@@ -346,6 +353,9 @@ class LabInterleaver(VLLMInterleaver):
             for group, replacement in self.spliced.pop(path):
                 value = self.batcher.widen(value, group, replacement)
         batcher = self.batcher
+        if provider in READ_AT and self.stacks is not None and self.stacks.wait_for(provider):
+            with self.aside or _HERE:
+                self.stacks.serve(self, provider, value)
         if provider in self.parked and batcher is not None:
             with self.aside or _HERE:
                 value = self._serve(batcher, provider, value)

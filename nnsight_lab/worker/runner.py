@@ -70,6 +70,7 @@ class LabRunner(NNsightGPUModelRunner):
             self.steps,
             traces=get_pp_group().rank == 0,
             edits=get_tp_group().rank_in_group == 0,
+            stacks=get_pp_group().world_size == 1,  # else not every rank has what is read
         )
         self.nnsight_requests.declared = Declarations(self.nnsight_model, self.vllm_config)
         if isinstance(self.model, BreakableCUDAGraphWrapper):
