@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 
@@ -16,6 +16,9 @@ from nnsight_lab.wire.limits import extent as extent_of
 from nnsight_lab.wire.runs import RUN, SMALL, STACKED
 from nnsight_lab.wire.tensors import DTYPES, NAMES
 from nnsight_lab.wire.unflatten import unflatten
+
+#: `json.dumps` makes one for each of hundreds of messages.
+_ENCODER: Final = json.JSONEncoder(separators=(",", ":"), check_circular=False)
 
 
 @dataclass(frozen=True)
@@ -65,7 +68,7 @@ class Layout:
             return first
 
         node = flatten(value, put, name=name, put_run=put_run)
-        return cls(json.dumps(node, separators=(",", ":")), tuple(sources), tuple(offsets), end, runs)
+        return cls(_ENCODER.encode(node), tuple(sources), tuple(offsets), end, runs)
 
     def copy_into(self, memory: torch.Tensor, *, non_blocking: bool = False) -> None:
         """Copy the tensors to their places in ``memory``, bytes ``[byte]``, uint8."""
@@ -98,7 +101,7 @@ class Layout:
             spec = (self.offsets[at], NAMES[source.dtype], tuple(source.shape))
             specs.append(spec if last is None else (*spec, last - at, source.nbytes))
             at = at + 1 if last is None else last
-        return Packed(self.tree, extent, json.dumps(specs, separators=(",", ":")))
+        return Packed(self.tree, extent, _ENCODER.encode(specs))
 
 
 def _alike(sources: Sequence[torch.Tensor]) -> Iterator[tuple[int, int]]:
@@ -180,8 +183,7 @@ class Stack(NamedTuple):
             if nbytes:
                 parts.append((end, value.contiguous().view(count, -1).view(torch.uint8)))
             end += aligned(nbytes)
-        tight: dict[str, Any] = {"separators": (",", ":")}
-        return cls(json.dumps({"d": tree}, **tight), json.dumps(specs, **tight), tuple(parts), count, end)
+        return cls(_ENCODER.encode({"d": tree}), _ENCODER.encode(specs), tuple(parts), count, end)
 
     def copy_into(self, memory: torch.Tensor, *, non_blocking: bool = False) -> torch.Tensor:
         """Copy it into ``memory``, bytes ``[byte]``, uint8, one request's piece after the other.
