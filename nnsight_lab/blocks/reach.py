@@ -74,7 +74,7 @@ def touch_of(block: Block, engines: type | None = None) -> Touch:
     except (SyntaxError, RecursionError):
         return UNKNOWN
     try:
-        harmless = _Reader({**block.glbls, **block.lcls}, engines).harmless(tree)
+        harmless = Reader({**block.glbls, **block.lcls}, engines).harmless(tree)
         return Touch(Reach.ANSWERS) if harmless else UNKNOWN
     except RecursionError:
         return UNKNOWN
@@ -98,7 +98,7 @@ def _alike(step: Step) -> bool:
     return step.op not in ("read", "patch") and place.everything and place.generated and one_row
 
 
-class _Reader:
+class Reader:
     """Reads a block with the names that it captured."""
 
     def __init__(self, scope: Mapping[str, Any], engines: type | None) -> None:

@@ -26,6 +26,7 @@ from nnsight_lab.engine.questions import (
     Progress,
     Question,
 )
+from nnsight_lab.engine.ranks import told_first
 from nnsight_lab.engine.service import EngineService
 from nnsight_lab.engine.waiting import INTERRUPTED
 from nnsight_lab.errors import BlockError, Interrupted, LensRefused, RequestRefused, nearest
@@ -265,7 +266,8 @@ class Looking(EngineService):
                 message = messages.send(answer)
             except StopIteration as done:
                 return cast("T", done.value)
-            answer = cast("dict[str, Any]", decode((yield self._driver.rpc(LOOK, encode(message)))[0]))
+            answers = yield self._driver.rpc(LOOK, encode(message))
+            answer = cast("dict[str, Any]", decode(told_first(answers)))
             if "refused" in answer:
                 raise LensRefused(f"It could not be read: {answer['refused']}.")
 

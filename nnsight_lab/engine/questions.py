@@ -60,8 +60,6 @@ class Question(Generic[T]):
 
     def __init__(self, engine: EngineService, prompts: Sequence[Any], layers: Any) -> None:
         self.facts = engine.facts()
-        if self.facts.pipeline_parallel > 1:
-            raise LensRefused("A lens needs all layers in one place, and this engine has pipeline stages.")
         self.engine = engine
         self.count = self.facts.layers
         self.anatomy = anatomy(engine.model._module, self.count)
@@ -362,6 +360,10 @@ class AttentionQuestion(Question[Attention]):
         max_bytes: int | str,
     ) -> None:
         super().__init__(engine, prompts, layers)
+        if self.facts.pipeline_parallel > 1:
+            raise LensRefused(
+                "Attention patterns need all layers in one place, and this engine has pipeline stages."
+            )
         if self.facts.tensor_parallel > 1:
             raise LensRefused(
                 "Attention patterns need all heads in one place, and this engine's are spread over "

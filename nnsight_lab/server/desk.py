@@ -19,6 +19,7 @@ from nnsight_lab.blocks.reach import touch_of_steps
 from nnsight_lab.engine.call import Call, LabRequest
 from nnsight_lab.engine.facts import facts
 from nnsight_lab.engine.prefixes import owner_of, reading, refuse_long, salted
+from nnsight_lab.engine.ranks import told_first, told_together
 from nnsight_lab.engine.sampling import refusal, sampling_params
 from nnsight_lab.errors import RequestRefused
 from nnsight_lab.server.audit import audit
@@ -342,8 +343,8 @@ class Desk:
         await aborting
 
     async def look(self, question: bytes) -> bytes:
-        """A piece of a logit lens or of attention patterns, as the first rank has it."""
-        return bytes((await self.rpc(LOOK, question))[0])
+        """A piece of a logit lens or of attention patterns, as the rank has it that keeps it."""
+        return told_first(await self.rpc(LOOK, question))
 
     async def peek(self, user: User, lease: str, question: bytes) -> bytes:
         """What a running request of this lease has saved so far; nothing of any other request."""
@@ -354,7 +355,7 @@ class Desk:
             raise Refused(400, "The question cannot be read.") from None
         if request_id is None:
             return encode({})
-        return bytes((await self.rpc(PEEK, encode({**asked, "request_id": request_id})))[0])
+        return told_together(await self.rpc(PEEK, encode({**asked, "request_id": request_id})))
 
     def _request(self, user: User, asked: RequestAsked, edits: Sequence[ServedEdit]) -> LabRequest:
         try:

@@ -273,6 +273,8 @@ class LabInterleaver(VLLMInterleaver):
         together: Serves all blocks of a visit that can be (see `nnsight_lab.worker.together`); None for none.
         aside: The stream of blocks (see `nnsight_lab.worker.aside`); None on a CPU.
         stacks: Blocks that run for many requests at once (see `nnsight_lab.worker.stacks`); None for none.
+        stages: The pipeline's (see `nnsight_lab.worker.stages`); None where there is one stage.
+        passed_over: Locations of this stage that another one serves.
     """
 
     interleaving: bool
@@ -290,6 +292,8 @@ class LabInterleaver(VLLMInterleaver):
         self.together: Any = None
         self.aside: Any = None
         self.stacks: Any = None
+        self.stages: Any = None
+        self.passed_over: frozenset[str] = frozenset()
         self._recording: Any = None
 
     @contextmanager
@@ -310,7 +314,8 @@ class LabInterleaver(VLLMInterleaver):
         """Serve a tap from a replayed graph."""
         if self._recording is not None or not self.interleaving:
             return
-        if location not in self.parked and location not in self.observers:
+        watches = self.stages is not None and self.stages.watches
+        if location not in self.parked and location not in self.observers and not watches:
             self.counts[location] = self.counts.get(location, 0) + 1
             return
         super().replay(location, live)
@@ -349,6 +354,8 @@ class LabInterleaver(VLLMInterleaver):
         path, _, side = provider.rpartition(".")
         if self.hushed and side in ("input", "output", "skip") and not (self.stops and provider in self.taps):
             return value
+        if provider in self.passed_over:
+            return value
         if side == "output" and self.spliced and path in self.spliced:
             for group, replacement in self.spliced.pop(path):
                 value = self.batcher.widen(value, group, replacement)
@@ -356,12 +363,21 @@ class LabInterleaver(VLLMInterleaver):
         if provider in READ_AT and self.stacks is not None and self.stacks.wait_for(provider):
             with self.aside or _HERE:
                 self.stacks.serve(self, provider, value)
+        told = None
+        if self.stages is not None and self.stages.listening:
+            told = self.stages.note(self, provider, value)
         if provider in self.parked and batcher is not None:
             with self.aside or _HERE:
                 value = self._serve(batcher, provider, value)
         else:
             value = Interleaver.handle(self, provider, value)
+        if told is not None:
+            self.stages.failed(told)
         if batcher is not None and batcher.partial_skip:
             self.spliced[path] = batcher.partial_skip
             batcher.partial_skip = []
         return value
+
+    def whole(self, provider: str, value: Any) -> Any:
+        """A value as blocks are given it, of which this rank may have a piece."""
+        return self.fragments.whole(provider, value)[0] if self._fragmented(provider) else value

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from vllm.distributed.parallel_state import get_pp_group
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 from vllm.v1.worker.cpu_worker import CPUWorker
 
@@ -15,11 +16,11 @@ from nnsight_lab import pins
 from nnsight_lab.errors import EngineStartFailed
 from nnsight_lab.worker.poison import Poison, handed_out
 from nnsight_lab.worker.rpc import LabRPC
-from nnsight_lab.worker.runner import LabRunner
+from nnsight_lab.worker.runner import LabRunner, PipelineStage
 from nnsight_lab.worker.seeds import mark, rewindable
 
 
-class LabCPURunner(LabRunner, CPUModelRunner):
+class LabCPURunner(LabRunner, PipelineStage, CPUModelRunner):
     """vLLM's CPU runner with blocks.
 
     Attributes:
@@ -79,3 +80,12 @@ class LabCPUWorker(LabRPC, CPUWorker):
                 "choose another runner"
             )
         runner.__class__ = LabCPURunner
+
+    def compile_or_warm_up_model(self) -> Any:
+        """Warm up as vLLM does, which without a run of the model makes no room for what a stage receives."""
+        runner = self.model_runner
+        if not get_pp_group().is_first_rank and runner.intermediate_tensors is None:
+            runner.intermediate_tensors = runner.get_model().make_empty_intermediate_tensors(
+                batch_size=runner.max_num_tokens, dtype=runner.model_config.dtype, device=runner.device
+            )
+        return super().compile_or_warm_up_model()

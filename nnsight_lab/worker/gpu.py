@@ -8,10 +8,10 @@ from nnsight.modeling.vllm.workers.GPUWorker import NNsightGPUWorker
 from nnsight_lab import pins
 from nnsight_lab.errors import EngineStartFailed
 from nnsight_lab.worker.rpc import LabRPC
-from nnsight_lab.worker.runner import LabRunner
+from nnsight_lab.worker.runner import LabRunner, PipelineStage
 
 
-class LabGPURunner(LabRunner):
+class LabGPURunner(LabRunner, PipelineStage):
     """vLLM's CUDA runner with blocks."""
 
 

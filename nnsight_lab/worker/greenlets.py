@@ -113,11 +113,18 @@ class BlockMediator(Mediator):
         wide: What in it names a module that no replay serves (see `nnsight_lab.worker.steps`).
         visit: What it was given at a visit at which it asks for more; None where it does not.
         before: What was saved before it began, by one run for many (see `nnsight_lab.worker.stacks`).
+        home: The pipeline stage on which it runs alone; None where it runs on all.
+        spans: Whether it runs on all stages, which tell each other what it was given (see
+            `nnsight_lab.worker.stages`).
+        elsewhere: Whether it runs on another stage and not on this one.
+        refusal: Why it may not run; empty where it may.
+        cut: Of each stage on which it ended before its time, why.
+        names: By which it may ask for modules; None where nobody wanted to know.
     """
 
     pending: Any
 
-    def __init__(self, block: Block, code: CodeType, wide: str = "") -> None:
+    def __init__(self, block: Block, code: CodeType, wide: str = "", home: int | None = None) -> None:
         super().__init__(code, block.glbls, dict(block.lcls))
         self.block = block
         self.presaved = set(block.presaved)
@@ -135,10 +142,20 @@ class BlockMediator(Mediator):
         self.answers_only = False
         self.to_the_end = False
         self.before: dict[str, Any] = {}
+        self.home = home
+        self.spans = self.elsewhere = False
+        self.refusal = ""
+        self.cut: dict[int, str] = {}
+        self.names: frozenset[str] | None = None
 
     def start(self, interleaver: Any = None) -> None:
         with aside_of(interleaver):
             super().start(interleaver)
+
+    def _run(self) -> None:
+        if self.refusal:
+            raise ValueError(self.refusal)
+        super()._run()
 
     def switch(self, *args: Any) -> Any:
         if GIVEN_UP and not self.to_the_end and given_up(self.rider_of):

@@ -50,14 +50,12 @@ def peek(
     for request in list(requests.requests.values()):
         if not request.named({request_id}) or request.key({request_id})[1] != 0:
             continue
-        blocks = (
-            [(request.names[one], copy) for one, copy in request.copies.items()]
-            if requests.answers_edits
-            else []
-        )
-        if requests.answers_traces and request.mediator is not None:
+        blocks = [(request.names[one], copy) for one, copy in request.copies.items()]
+        if request.mediator is not None:
             blocks.append((TRACE_BLOCK, request.mediator))
         for block, mediator in blocks:
+            if not requests.answers(mediator):
+                continue
             for name, value in _lists(mediator):
                 if names is not None and name not in names:
                     continue

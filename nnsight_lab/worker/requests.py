@@ -42,6 +42,7 @@ from nnsight_lab.worker.greenlets import BlockMediator, aside_of
 from nnsight_lab.worker.leaving import Over, pack_runs, told
 from nnsight_lab.worker.stacked import Seat
 from nnsight_lab.worker.stacks import Stacks
+from nnsight_lab.worker.stages import Stages
 from nnsight_lab.worker.step_counts import Mark
 from nnsight_lab.worker.steps import Need, Steps
 
@@ -54,6 +55,7 @@ class Template(NamedTuple):
 
     Attributes:
         block: Of a trace, what gives each run its own values; an edit's runs share them.
+        home: The pipeline stage on which it runs alone; None where it runs on all, or there is one.
         stackable: How it is run for many requests at once; None where it is not.
     """
 
@@ -61,6 +63,7 @@ class Template(NamedTuple):
     block: Block | Captured
     code: Any
     wide: str
+    home: int | None = None
     stackable: Stackable | None = None
 
     @property
@@ -71,7 +74,7 @@ class Template(NamedTuple):
     def mediator(self, *, alone: bool = False) -> BlockMediator:
         """A run of the block; ``alone``, where it is not one of a call's many."""
         block = self.block.own(alone=alone) if isinstance(self.block, Captured) else self.block
-        return BlockMediator(block, self.code, self.wide)
+        return BlockMediator(block, self.code, self.wide, self.home)
 
 
 class LabRequest(Request):
@@ -82,8 +85,11 @@ class LabRequest(Request):
         "away",
         "began",
         "block_errors",
+        "both",
         "ended",
+        "inbound",
         "names",
+        "outbound",
         "reach",
         "riders",
         "share",
@@ -106,6 +112,8 @@ class LabRequest(Request):
         #: How steps had run before its first one and after its last one; None where nothing is counted.
         self.began: Mark | None = None
         self.ended: Mark | None = None
+        #: Whether of its blocks the stage before tells this one, this one the next, the last one all others.
+        self.inbound = self.outbound = self.both = False
 
     def workers(self) -> list[Any]:
         return self.riders
@@ -122,25 +130,28 @@ class LabRequests(Requests):
         courier: Courier,
         steps: Steps,
         *,
-        traces: bool,
-        edits: bool,
+        answers: bool,
+        stages: Stages | None = None,
         stacks: bool = True,
     ) -> None:
         super().__init__()
         self.steps = steps
         #: How the step under way is run; None where nothing is replayed at all.
         self.need: Need | None = None
-        #: Whether this rank answers for traces, and for edits; else it only winds their blocks up.
-        self.answers_traces = traces
-        self.answers_edits = edits
+        #: Whether this rank answers for its stage; else it only winds blocks up.
+        self._answers = answers
+        #: The pipeline's; None where there is one stage.
+        self.stages = stages
+        if stages is not None:
+            stages.requests = self
         #: Requests that read answers only, and whose prompt this step runs a piece of.
         self._waiting: set[str] = set()
         #: nnsight's, of this worker: it knows the order in which locations were reached.
         self.interleaver = interleaver
         self.courier = courier
-        #: Blocks that run for many requests at once; None where none may.
+        #: Blocks that run for many requests at once; None where none may, as on a pipeline's stages.
         self.stacks: Stacks | None = None
-        if stacks and interleaver is not None:
+        if stacks and stages is None and interleaver is not None:
             self.stacks = interleaver.stacks = Stacks(self)
         #: Builds the blocks that travel as data, and says whether any others run here.
         self.declared: Declarations | None = None
@@ -171,8 +182,9 @@ class LabRequests(Requests):
             return
         block = self._unpickled(payload, persistent_objects)
         code = block.compile()
+        wide = self.steps.is_wide(block, code)
         self.templates[registration_id] = Template(
-            name or registration_id, block, code, self.steps.is_wide(block, code), stackable(block)
+            name or registration_id, block, code, wide, self._home(block), stackable(block)
         )
         self.names[registration_id] = name
 
@@ -182,7 +194,7 @@ class LabRequests(Requests):
         block = captured.first()
         code = block.compile()
         wide = self.steps.is_wide(block, code)
-        kept = Template(TRACE_BLOCK, captured, code, wide, stackable(block))
+        kept = Template(TRACE_BLOCK, captured, code, wide, self._home(block), stackable(block))
         self.templates[content], self.names[content] = kept, TRACE_BLOCK
         return kept
 
@@ -200,8 +212,15 @@ class LabRequests(Requests):
         assert self.declared is not None
         block = self.declared.block(payload)
         wide = self.declared.wide(block, self.steps)
-        self.templates[registration_id] = Template(name, block, block.compile(), wide)
+        self.templates[registration_id] = Template(name, block, block.compile(), wide, self._home(block))
         self.names[registration_id] = name
+
+    def _home(self, block: Block) -> int | None:
+        return None if self.stages is None else self.stages.home(block)
+
+    def answers(self, mediator: BlockMediator | Seat) -> bool:
+        """Whether this rank brings home what a block saved."""
+        return self._answers and (self.stages is None or self.stages.answers(mediator))
 
     def _unpickled(self, payload: bytes, persistent_objects: dict[str, Any]) -> Block:
         if self.declared is not None:
@@ -224,57 +243,63 @@ class LabRequests(Requests):
             extra = getattr(data.sampling_params, "extra_args", None) or {}
             if not has_blocks(extra):
                 continue
-            wanted = extra.get(EDITS_KEY) or ()
-            payload, declared = extra.get(TRACE_KEY), extra.get(DECLARED_KEY)
-            content = extra.get(CONTENT_KEY)
-            request = self.requests[data.req_id] = LabRequest(data.req_id)
-            request.began = self.steps.ran.mark() if self.steps.ran.graphs else None
-            request.allowed_bytes = extra.get(BUDGET_KEY)
-            request.share = extra.get(SHARE_KEY, "")
-            request.reach = Reach.said(extra.get(REACH_KEY))
-            seats: list[Seat] = []
-            for registration_id in wanted:
-                template = self.templates.get(registration_id)
-                if template is None:
-                    request.error = WorkerError(
-                        "EditNotFound", f"edit {registration_id} is no longer installed", (), False, (), ()
-                    )
-                    continue
-                request.names[registration_id] = template.name
-                if template.stacks and self.stacks is not None:
-                    request.copies[registration_id] = seat = Seat(template, request.id)
-                    request.riders.append(seat)
-                    seats.append(seat)
-                    continue
-                try:
-                    request.copies[registration_id] = self._aboard(template.mediator(), request)
-                except Exception as exception:
-                    request.error = errors.capture(exception)
-            traced = payload is not None or declared is not None or content is not None
-            # What one block of a request writes is there for its next one.
-            if seats and self.stacks is not None and (traced or len(seats) < len(request.riders)):
-                for seat in seats:
-                    self.stacks.alone(request, seat)
-            if not traced:
+            self._add(data.req_id, extra, persistent_objects)
+            if self.stages is not None:
+                self.stages.settle(self.requests[data.req_id])
+
+    def _add(self, request_id: str, extra: dict[str, Any], persistent_objects: dict[str, Any]) -> None:
+        wanted = extra.get(EDITS_KEY) or ()
+        payload, declared = extra.get(TRACE_KEY), extra.get(DECLARED_KEY)
+        content = extra.get(CONTENT_KEY)
+        request = self.requests[request_id] = LabRequest(request_id)
+        request.began = self.steps.ran.mark() if self.steps.ran.graphs else None
+        request.allowed_bytes = extra.get(BUDGET_KEY)
+        request.share = extra.get(SHARE_KEY, "")
+        request.reach = Reach.said(extra.get(REACH_KEY))
+        seats: list[Seat] = []
+        for registration_id in wanted:
+            template = self.templates.get(registration_id)
+            if template is None:
+                request.error = WorkerError(
+                    "EditNotFound", f"edit {registration_id} is no longer installed", (), False, (), ()
+                )
+                continue
+            request.names[registration_id] = template.name
+            if template.stacks and self.stacks is not None:
+                request.copies[registration_id] = seat = Seat(template, request.id)
+                request.riders.append(seat)
+                seats.append(seat)
                 continue
             try:
-                if content is not None:
-                    kept = self._kept(content, payload, persistent_objects)
-                    request.mediator = self._aboard(kept.mediator(alone=True), request)
-                    continue
-                if declared is not None:
-                    assert self.declared is not None
-                    block = self.declared.block(declared)
-                    wide = self.declared.wide(block, self.steps)
-                else:
-                    assert payload is not None
-                    block = self._unpickled(payload, persistent_objects)
-                    wide = ""
-                code = block.compile()
-                mediator = BlockMediator(block, code, wide or self.steps.is_wide(block, code))
-                request.mediator = self._aboard(mediator, request)
+                request.copies[registration_id] = self._aboard(template.mediator(), request)
             except Exception as exception:
                 request.error = errors.capture(exception)
+        traced = payload is not None or declared is not None or content is not None
+        # What one block of a request writes is there for its next one.
+        if seats and self.stacks is not None and (traced or len(seats) < len(request.riders)):
+            for seat in seats:
+                self.stacks.alone(request, seat)
+        if not traced:
+            return
+        try:
+            if content is not None:
+                kept = self._kept(content, payload, persistent_objects)
+                request.mediator = self._aboard(kept.mediator(alone=True), request)
+                return
+            if declared is not None:
+                assert self.declared is not None
+                block = self.declared.block(declared)
+                wide = self.declared.wide(block, self.steps)
+            else:
+                assert payload is not None
+                block = self._unpickled(payload, persistent_objects)
+                wide = ""
+            code = block.compile()
+            wide = wide or self.steps.is_wide(block, code)
+            mediator = BlockMediator(block, code, wide, self._home(block))
+            request.mediator = self._aboard(mediator, request)
+        except Exception as exception:
+            request.error = errors.capture(exception)
 
     def _aboard(self, mediator: BlockMediator, request: LabRequest) -> BlockMediator:
         self.put_aboard(mediator, request)
@@ -327,6 +352,7 @@ class LabRequests(Requests):
             request.mediator = None
             request.copies = {}
             request.riders = []
+            request.inbound = request.outbound = request.both = False
 
     # -- steps ---------------------------------------------------------------------------------
 
@@ -345,6 +371,7 @@ class LabRequests(Requests):
         self.step = step = self.step + 1
         scheduled: list[BlockMediator] = []
         new: list[BlockMediator] = []
+        here: list[LabRequest] = []
         start = 0
         requests, waiting, stacks = self.requests, self._waiting, self.stacks
         if stacks is not None:
@@ -354,6 +381,7 @@ class LabRequests(Requests):
             request = None if request_id in waiting else requests.get(request_id)
             if request is not None:
                 request.step = step
+                here.append(request)
                 if request.away is not None:
                     _came_back(request, counts)
                 group = [start, tokens]
@@ -363,7 +391,12 @@ class LabRequests(Requests):
                         stacks.seat(mediator, group, row)
                         continue
                     worker = mediator.worker
-                    if worker is None:
+                    if mediator.elsewhere:
+                        # It may end its request from there.
+                        mediator.batch_group, mediator.row = group, row
+                        if mediator.exception is not None:
+                            scheduled.append(mediator)
+                    elif worker is None:
                         mediator.batch_group, mediator.row = group, row
                         scheduled.append(mediator)
                         new.append(mediator)
@@ -396,8 +429,11 @@ class LabRequests(Requests):
         interleaver.mediators = self.scheduled = scheduled
         interleaver.reindex()
         self.nrows = len(spans)
+        if self.stages is not None:
+            self.stages.begin(here, start, self.nrows)
         # One token each: the next step, of the same requests, is this one again.
-        self._spans = spans if start == len(spans) and not waiting else None
+        again = start == len(spans) and not waiting and self.stages is None
+        self._spans = spans if again else None
         self.changed = False
 
     def _same_step(self, interleaver: Any) -> None:
@@ -487,9 +523,8 @@ class LabRequests(Requests):
                 request = self.requests.get(mediator.rider_of)
                 if request is None:
                     continue  # collected or aborted meanwhile
-                answers = self.answers_traces if mediator is request.mediator else self.answers_edits
                 # An open cache goes on to see every step until the request is over.
-                if answers and mediator.parcel is None and not mediator.caches:
+                if self.answers(mediator) and mediator.parcel is None and not mediator.caches:
                     self.record(mediator)
                     self._pack(mediator, request)
 
@@ -509,7 +544,7 @@ class LabRequests(Requests):
         many: list[ManySaves] = []
         # Apart from that: nothing of a block runs any more.
         with self.courier.together():
-            if self.answers_edits and self.stacks is not None:
+            if self._answers and self.stacks is not None:
                 many, parcels, done = pack_runs(over, self.courier)
                 self.leaving += parcels
                 over = [one for one in over if one.request.id not in done]
@@ -566,21 +601,19 @@ class LabRequests(Requests):
         """What a request's ended blocks saved, but for those that another rank answers for."""
         found = [BlockSaves(block, {}, error) for block, error in request.block_errors.items()]
         for registration_id, mediator in request.copies.items():
-            # A scoped edit is a trace's block over many prompts: it answers as edits do.
             name = request.names[registration_id]
-            found += self._saves_of(mediator, request, name, answer=self.answers_edits)
+            found += self._saves_of(mediator, request, name)
         if request.mediator is not None:
-            found += self._saves_of(request.mediator, request, TRACE_BLOCK, answer=self.answers_traces)
+            found += self._saves_of(request.mediator, request, TRACE_BLOCK)
         return found
 
-    def _saves_of(
-        self, mediator: BlockMediator | Seat, request: LabRequest, block: str, *, answer: bool
-    ) -> list[BlockSaves]:
-        if not answer:
+    def _saves_of(self, mediator: BlockMediator | Seat, request: LabRequest, block: str) -> list[BlockSaves]:
+        if not self.answers(mediator):
             if mediator.parcel is not None:
                 self.courier.take_back(mediator.parcel)
                 mediator.parcel = None
-            return []
+            # Each stage of a pipeline names all blocks, so that they come together in their order.
+            return [BlockSaves(block, {})] if self.stages is not None and self._answers else []
         if mediator.parcel is None:
             if isinstance(mediator, BlockMediator) and mediator.worker is not None:
                 self.record(mediator)

@@ -7,13 +7,16 @@ and no constructor state. What comes home is the codec's bytes: no pickle of dat
 from __future__ import annotations
 
 import time
+from contextlib import nullcontext
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from nnsight.modeling.vllm.model_runners.GPUModelRunner import NNsightGPUModelRunner
 from vllm.compilation.breakable_cudagraph import BreakableCUDAGraphWrapper
 from vllm.config import CUDAGraphMode
 from vllm.distributed.parallel_state import get_pp_group, get_tp_group, get_world_group
+from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from nnsight_lab import pins
 from nnsight_lab.blocks.taps import resolved
@@ -23,16 +26,35 @@ from nnsight_lab.wire.step_figures import PROMPT
 from nnsight_lab.worker import jail, looking, peeking, stopping
 from nnsight_lab.worker.aside import Aside
 from nnsight_lab.worker.batching import LabBatcher, LabInterleaver
+from nnsight_lab.worker.channel import Channel, pipelines_of
 from nnsight_lab.worker.courier import Courier
 from nnsight_lab.worker.declarations import Declarations
 from nnsight_lab.worker.describing import modules_seen
+from nnsight_lab.worker.elsewhere import StandIns, modules_here
 from nnsight_lab.worker.graphs import TwoGraphs
 from nnsight_lab.worker.greenlets import aside_of
 from nnsight_lab.worker.heap import Heap
 from nnsight_lab.worker.requests import LabRequests
+from nnsight_lab.worker.stages import Stages
 from nnsight_lab.worker.step_counts import asked_by
 from nnsight_lab.worker.steps import Need, Steps
 from nnsight_lab.worker.together import Together
+
+
+class PipelineStage(GPUModelRunner):
+    """Between vLLM's runner and nnsight's: the envoy tree is made of the whole model, on every stage."""
+
+    stand_ins: StandIns | None = None
+
+    def load_model(self, *args: Any, **kwargs: Any) -> None:
+        super().load_model(*args, **kwargs)
+        group = get_pp_group()
+        if group.world_size > 1:
+            model = self.get_model()
+            seen: list[Any] = [None] * group.world_size
+            dist.all_gather_object(seen, modules_here(model), group=group.cpu_group)
+            self.stand_ins = StandIns(model, group.rank_in_group, seen)
+            self.stand_ins.put_in()
 
 
 class LabRunner(NNsightGPUModelRunner):
@@ -40,17 +62,21 @@ class LabRunner(NNsightGPUModelRunner):
 
     nnsight_requests: LabRequests
     model: Any
+    stand_ins: StandIns | None
     #: Whether a step that a graph would replay is run with only taps serving, where there are no graphs.
     acts_replays = False
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         super().load_model(*args, **kwargs)
+        stages = self._stages()
         pins.marks_by_block()
         stopping.listen()
         interleaver = self.nnsight_model.interleaver
         interleaver.__class__ = LabInterleaver
         interleaver.taps = frozenset(resolved(tuple(interleaver.taps), self.nnsight_model._module))
         interleaver.prepare()
+        if stages is not None:
+            interleaver.stages, interleaver.passed_over = stages, stages.stand_ins.passed_over
         interleaver.batcher = LabBatcher(None)
         interleaver.together = Together()
         interleaver.aside = Aside(self.device) if self.device.type == "cuda" else None
@@ -60,17 +86,16 @@ class LabRunner(NNsightGPUModelRunner):
         self.courier = Courier(settings, self.lab_rank, self.device)
         self.courier.aside = interleaver.aside
         self.heap = Heap(on_cpu=self.device.type == "cpu")
-        # Reads are gathered, so every rank of a tensor-parallel group holds the same values: one
-        # moves them. Pipeline stages each answer for the layers they have.
         self.steps = Steps(interleaver.taps, [envoy.path for envoy in self.nnsight_model.modules()])
+        self.steps.stages = stages
         self._lab_in_step = False
         self.nnsight_requests = LabRequests(
             interleaver,
             self.courier,
             self.steps,
-            traces=get_pp_group().rank == 0,
-            edits=get_tp_group().rank_in_group == 0,
-            stacks=get_pp_group().world_size == 1,  # else not every rank has what is read
+            # Every rank of a tensor-parallel group holds the same values, gathered: one moves them.
+            answers=get_tp_group().rank_in_group == 0,
+            stages=stages,
         )
         self.nnsight_requests.declared = Declarations(self.nnsight_model, self.vllm_config)
         if isinstance(self.model, BreakableCUDAGraphWrapper):
@@ -79,6 +104,17 @@ class LabRunner(NNsightGPUModelRunner):
         # every block would carry the whole tree: 48 kB and 10 ms a request, measured.
         for envoy in self.nnsight_model.modules():
             self.nnsight_persistent_objects[f"Envoy:{envoy.path}"] = envoy
+        if self.stand_ins is not None:
+            self.stand_ins.settle()
+
+    def _stages(self) -> Stages | None:
+        if self.stand_ins is None:
+            return None
+        self.stand_ins.take_out()
+        group = get_pp_group()
+        everybody = get_world_group().cpu_group
+        channel = Channel(pipelines_of(group.ranks, everybody), self.device)
+        return Stages(self.stand_ins, channel, group.rank_in_group, group.world_size)
 
     def capture_model(self) -> Any:
         """Record the graphs, each of them twice (see `nnsight_lab.worker.graphs`)."""
@@ -97,7 +133,15 @@ class LabRunner(NNsightGPUModelRunner):
         finally:
             self._lab_in_step = False
         self.steps.learn(interleaver.counts)
+        if requests.stages is not None:
+            requests.stages.forwarded()
         requests.pack_ended()
+        return output
+
+    def sample_tokens(self, *args: Any, **kwargs: Any) -> Any:
+        output = super().sample_tokens(*args, **kwargs)
+        if self.nnsight_requests.stages is not None:
+            self.nnsight_requests.stages.sampled()
         return output
 
     def _still_running(self) -> Any:
@@ -238,7 +282,8 @@ class LabRunner(NNsightGPUModelRunner):
 
     def lab_describe(self) -> bytes:
         """The model's modules, as the codec's bytes."""
-        return encode(modules_seen(self.nnsight_model._module))
+        with nullcontext() if self.stand_ins is None else self.stand_ins.whole():
+            return encode(modules_seen(self.nnsight_model._module))
 
     def lab_free(self, ids: list[str]) -> None:
         """Forget requests that were aborted: what their blocks saved goes nowhere."""

@@ -27,6 +27,7 @@ from nnsight_lab.worker.step_counts import StepCounts
 
 if TYPE_CHECKING:
     from nnsight_lab.blocks.block import Block
+    from nnsight_lab.worker.stages import Stages
 
 _SIDES: Final = ("input", "output", "skip")
 #: Ways to a module that no reader of the source can follow.
@@ -66,6 +67,8 @@ class Steps:
 
     def __init__(self, taps: frozenset[str], paths: Iterable[str]) -> None:
         self.taps = taps
+        #: The pipeline's (see `nnsight_lab.worker.stages`); None where there is one stage.
+        self.stages: Stages | None = None
         self.ran = StepCounts(bool(taps))
         #: Location -> how often one forward reaches it.
         self.visits: dict[str, int] = {}
@@ -82,6 +85,9 @@ class Steps:
         """What the blocks of this step wait for, and the location that decided it."""
         if interleaver.observers:
             return Need.HOOKS, "tracer.cache()"
+        stages = self.stages
+        if stages is not None and stages.watches:
+            return Need.HOOKS, "a block that ended on one stage"
         if not self.visits and interleaver.mediators:
             # A prompt of one token may replay, and what a replay passes could not be counted yet.
             return Need.HOOKS, FIRST
@@ -97,6 +103,8 @@ class Steps:
             if location not in in_module:
                 in_module[location] = is_module_location(location)
             if not in_module[location]:
+                continue
+            if stages is not None and stages.stand_ins.lacks(location, stages.stage):
                 continue
             reached = counts.get(location, 0) - mediator.counts_at_start.get(location, 0)
             if not reached <= pending.iteration < reached + self.visits.get(location, 1):
@@ -173,6 +181,8 @@ class Steps:
                 continue
             location = pending.provider
             if location is None or location in self.taps:
+                continue
+            if self.stages is not None and self.stages.stand_ins.lacks(location, self.stages.stage):
                 continue
             if is_module_location(location) and pending.iteration < mediator.occurrence(location):
                 _miss(mediator, location)

@@ -260,7 +260,7 @@ def test_two_ways_to_one_value_may_round_differently_and_no_more():
 @pytest.mark.parametrize(
     ("parallel", "look", "why"),
     [
-        ({"pipeline_parallel": 2}, "logit_lens", "this engine has pipeline stages"),
+        ({"pipeline_parallel": 2}, "attention", "this engine has pipeline stages"),
         ({"tensor_parallel": 2}, "attention", "spread over tensor-parallel ranks"),
     ],
 )

@@ -2,13 +2,15 @@
 
     python tests/gpu/check.py MODEL_DIR [sync|async|graphs]
     python tests/gpu/check.py steps [tensor_parallel_size=2]
+    python tests/gpu/check.py ranks [MODEL_DIR]
 
 ``MODEL_DIR`` holds a configuration and a tokenizer; weights are random (``load_format="dummy"``). On
 CUDA vLLM's fused kernels overwrite activation buffers in place, so this is where unclone'd saves are
 compared with clones, in-place edits with assignment, and our overheads with plain vLLM's. ``graphs``
 runs the same saves and edits on an engine that replays CUDA graphs, tapped at those locations; ``steps``
 a mix of many requests on an engine with graphs and on one without, of a tiny model of its own (see
-`tests.gpu.steps`). Prints a short table last; exits 1 when a check failed.
+`tests.gpu.steps`); ``ranks``, on two GPUs, engines of two ranks beside one of one (see `tests.gpu.ranks`).
+Prints a short table last; exits 1 when a check failed.
 """
 
 from __future__ import annotations
@@ -195,6 +197,12 @@ def main() -> int:
 
         more = dict(word.split("=", 1) for word in sys.argv[2:])
         check(row, **{name: int(value) for name, value in more.items()})
+        return _told(" ".join(sys.argv[1:]))
+    if sys.argv[1] == "ranks":
+        sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+        from tests.gpu import ranks
+
+        ranks.check(row, *sys.argv[2:])
         return _told(" ".join(sys.argv[1:]))
     folder = sys.argv[1]
     assert Path(folder, "config.json").is_file(), folder

@@ -57,7 +57,7 @@ def wait() -> None:
 
 def test_packing_looks_at_the_blocks_that_ended_and_at_no_other() -> None:
     courier = Packing()
-    requests = LabRequests(None, courier, Steps(frozenset(), ()), traces=True, edits=True)  # type: ignore[arg-type]
+    requests = LabRequests(None, courier, Steps(frozenset(), ()), answers=True)  # type: ignore[arg-type]
     requests.requests = NotWalked()
     waiting = [tracking(requests, f"w{i}", "wait(); value = 1") for i in range(50)]
     tracking(requests, "done", "value = 2")
@@ -72,7 +72,7 @@ def test_packing_looks_at_the_blocks_that_ended_and_at_no_other() -> None:
 
 def test_a_block_that_ended_for_a_request_that_is_gone_is_passed_over() -> None:
     courier = Packing()
-    requests = LabRequests(None, courier, Steps(frozenset(), ()), traces=True, edits=True)  # type: ignore[arg-type]
+    requests = LabRequests(None, courier, Steps(frozenset(), ()), answers=True)  # type: ignore[arg-type]
     tracking(requests, "gone", "value = 1")
     requests.requests.clear()
     requests.pack_ended()
@@ -83,7 +83,7 @@ def test_a_block_that_ended_for_a_request_that_is_gone_is_passed_over() -> None:
 def test_on_a_cpu_nothing_is_noted_of_blocks_that_ended() -> None:
     courier = Packing()
     courier.overlaps = False
-    requests = LabRequests(None, courier, Steps(frozenset(), ()), traces=True, edits=True)  # type: ignore[arg-type]
+    requests = LabRequests(None, courier, Steps(frozenset(), ()), answers=True)  # type: ignore[arg-type]
     tracking(requests, "done", "value = 2")
     requests.pack_ended()
     assert requests.ended is None

@@ -63,9 +63,7 @@ class Worker:
         settings |= {"name": f"without{int(stacks)}", "memory_bytes": 2**26}
         self.courier = Courier(settings, 0, torch.device("cpu"))
         steps = Steps(frozenset(), [])
-        self.requests = LabRequests(
-            self.interleaver, self.courier, steps, traces=True, edits=True, stacks=stacks
-        )
+        self.requests = LabRequests(self.interleaver, self.courier, steps, answers=True, stacks=stacks)
         self.requests._unpickled = lambda payload, persistent: self._blocks[payload]  # type: ignore[method-assign]
         self._blocks: dict[bytes, Block] = {}
         self.home = Homecoming(lambda pieces: [])
