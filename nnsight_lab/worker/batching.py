@@ -331,7 +331,10 @@ class LabInterleaver(VLLMInterleaver):
                 and not self._fragmented(provider)
             ):
                 asks_more = self.together.serve(self, provider, value, commons)
-            value = Interleaver.handle(self, provider, value)
+            if asks_more:
+                value = Interleaver.handle(self, provider, value)
+            else:  # nobody is left: the visit is counted, as nnsight does
+                self.counts[provider] = self.counts.get(provider, 0) + 1
             commons.land_all()
             if self.together is not None:
                 self.together.learn(provider, commons)

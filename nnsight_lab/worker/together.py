@@ -60,7 +60,7 @@ class Together:
         large = nbytes > batching.COMMON_BYTES
         apart = large and (not _looked_at(provider) or provider in self.kept)
         visit = interleaver.counts.get(provider, 0)
-        first, sizes, places = _firsts(interleaver.mediators, provider, visit, total)
+        first, sizes, places, others = _firsts(interleaver.mediators, provider, visit, total)
         if not first:
             return True
         copies: list[Common] = []
@@ -109,7 +109,7 @@ class Together:
                         common.changed_first(mediator.batch_group, piece)
             del own
         interleaver._reindex_parked()
-        return written or provider in interleaver.parked
+        return written or others
 
     def learn(self, provider: str, commons: Commons) -> None:
         """Note whether somebody kept a piece of a large copy; asked when the visit is over."""
@@ -125,8 +125,9 @@ def _looked_at(provider: str) -> bool:
 
 def _firsts(
     mediators: Sequence[Any], provider: str, visit: int, total: int
-) -> tuple[list[Any], list[int], list[int]]:
-    """The blocks to serve; how the rows are cut; and which piece is whose."""
+) -> tuple[list[Any], list[int], list[int], bool]:
+    """The blocks to serve; how the rows are cut; which piece is whose; and whether others wait here, too."""
+    others = False
     first: list[Any] = []
     sizes: list[int] = []
     places: list[int] = []
@@ -140,15 +141,18 @@ def _firsts(
         if pending.iteration != visit - mediator.counts_at_start.get(provider, 0):
             continue
         if module and mediator.answers_only:
+            others = True
             continue  # it may not ask for that, as it is told nnsight's way
         start, size = mediator.batch_group
         if start == taken:
+            others = True
             continue  # another block of the same request: after the first
         taken = start
         if pending.event is not Event.VALUE:
+            others = True
             continue
         if start < at:
-            return [], [], []  # not in the order of their rows: nnsight's way
+            return [], [], [], True  # not in the order of their rows: nnsight's way
         if start > at:
             sizes.append(start - at)
         places.append(len(sizes))
@@ -157,7 +161,7 @@ def _firsts(
         at = start + size
     if at < total:
         sizes.append(total - at)
-    return first, sizes, places
+    return first, sizes, places, others
 
 
 def _visit(
