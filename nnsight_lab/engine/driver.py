@@ -193,7 +193,7 @@ def take(
     home: Homecoming,
     steps: StepWatch,
     *,
-    late: bool,
+    late: bool = False,
 ) -> None:
     """Give each request what the ranks collected for it; how steps ran comes along.
 
