@@ -33,6 +33,8 @@ _PURE: Final = frozenset(
 _ATTRIBUTES: Final = frozenset({"T", "mT", "values", "indices", "shape", "ndim", "dtype"})
 _DTYPES: Final = frozenset({"float64", "float32", "float16", "bfloat16", "int64", "int32", "bool"})
 _KEYWORDS: Final = frozenset({"dim", "keepdim", "dtype", "k", "largest", "sorted", "min", "max", "index"})
+#: The largest exponent.
+_POWER: Final = 4
 _NUMBERS: Final = (bool, int, float, type(None), torch.dtype)
 
 
@@ -73,8 +75,7 @@ class Expressions:
         if isinstance(node, ast.Name):
             return self._name(node)
         if isinstance(node, ast.BinOp):
-            left = self.pure(node.left)
-            return ast.copy_location(ast.BinOp(left, node.op, self.pure(node.right)), node)
+            return self._operation(node)
         if isinstance(node, ast.UnaryOp) and not isinstance(node.op, ast.Not):
             return ast.copy_location(ast.UnaryOp(node.op, self.pure(node.operand)), node)
         if isinstance(node, ast.Compare) and len(node.ops) == 1:
@@ -82,20 +83,37 @@ class Expressions:
                 raise Unknown
             left = self.pure(node.left)
             return ast.copy_location(ast.Compare(left, node.ops, [self.pure(node.comparators[0])]), node)
-        if isinstance(node, ast.Tuple | ast.List):
-            kind = type(node)
-            return ast.copy_location(kind([self.pure(one) for one in node.elts], ast.Load()), node)
-        if isinstance(node, ast.Slice):
-            parts = [None if one is None else self.pure(one) for one in (node.lower, node.upper, node.step)]
-            return ast.copy_location(ast.Slice(*parts), node)
         if isinstance(node, ast.Subscript):
             value = self.pure(node.value)
-            return ast.copy_location(ast.Subscript(value, self.pure(node.slice), ast.Load()), node)
+            return ast.copy_location(ast.Subscript(value, self._argument(node.slice), ast.Load()), node)
         if isinstance(node, ast.Attribute):
             return self._attribute(node)
         if isinstance(node, ast.Call):
             return self._called(node)
         raise Unknown
+
+    def _argument(self, node: ast.expr) -> ast.expr:
+        """What may stand in brackets: also several values, and a slice."""
+        if isinstance(node, ast.Tuple | ast.List):
+            kind = type(node)
+            return ast.copy_location(kind([self._argument(one) for one in node.elts], ast.Load()), node)
+        if isinstance(node, ast.Slice):
+            parts = [None if one is None else self.pure(one) for one in (node.lower, node.upper, node.step)]
+            return ast.copy_location(ast.Slice(*parts), node)
+        return self.pure(node)
+
+    def _operation(self, node: ast.BinOp) -> ast.expr:
+        """An operation that takes no time where it is one of numbers: nobody could break it off here."""
+        for side in (node.left, node.right):
+            if isinstance(side, ast.Name) and isinstance(self.scope.get(side.id), list | tuple):
+                raise Unknown
+        power = node.right.value if isinstance(node.right, ast.Constant) else None
+        if isinstance(node.op, ast.LShift) or (
+            isinstance(node.op, ast.Pow) and not (isinstance(power, int | float) and abs(power) <= _POWER)
+        ):
+            raise Unknown
+        left = self.pure(node.left)
+        return ast.copy_location(ast.BinOp(left, node.op, self.pure(node.right)), node)
 
     def _read_of(self, node: ast.expr) -> str | None:
         """Which of `READS` it reads, as ``model.logits`` or ``engine.model.logits``."""
@@ -132,8 +150,8 @@ class Expressions:
         if any(word.arg not in _KEYWORDS for word in node.keywords):
             raise Unknown
         of = function.value if self._is_torch(function.value) else self.pure(function.value)
-        args = [self.pure(one) for one in node.args]
-        words = [ast.keyword(word.arg, self.pure(word.value)) for word in node.keywords]
+        args = [self._argument(one) for one in node.args]
+        words = [ast.keyword(word.arg, self._argument(word.value)) for word in node.keywords]
         called = ast.copy_location(ast.Attribute(of, function.attr, ast.Load()), function)
         return ast.copy_location(ast.Call(called, args, words), node)
 

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
-_lock = threading.Lock()
+_lock = threading.RLock()
 
 
 class Late(Mapping[str, Any]):

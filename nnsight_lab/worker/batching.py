@@ -325,11 +325,7 @@ class LabInterleaver(VLLMInterleaver):
         batcher.commons = commons
         try:
             given, asks_more = value, True
-            if (
-                self.together is not None
-                and provider not in self.observers
-                and not self._fragmented(provider)
-            ):
+            if self.together is not None and provider not in self.observers and not self.fragmented(provider):
                 asks_more = self.together.serve(self, provider, value, commons)
             if asks_more:
                 value = Interleaver.handle(self, provider, value)
@@ -346,7 +342,8 @@ class LabInterleaver(VLLMInterleaver):
             batcher.commons = outer
         return value
 
-    def _fragmented(self, provider: str) -> bool:
+    def fragmented(self, provider: str) -> bool:
+        """Whether this rank has a piece only of what is there."""
         fragments = self.fragments
         return fragments is not None and bool(fragments.enabled and fragments.fragmented(provider))
 
@@ -383,4 +380,4 @@ class LabInterleaver(VLLMInterleaver):
 
     def whole(self, provider: str, value: Any) -> Any:
         """A value as blocks are given it, of which this rank may have a piece."""
-        return self.fragments.whole(provider, value)[0] if self._fragmented(provider) else value
+        return self.fragments.whole(provider, value)[0] if self.fragmented(provider) else value

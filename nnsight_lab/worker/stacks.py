@@ -13,7 +13,7 @@ from nnsight.intervention.interleaver import Event
 
 from nnsight_lab.worker.batching import READ_AT, private
 from nnsight_lab.worker.greenlets import BlockMediator, aside_of
-from nnsight_lab.worker.stacked import Seat, StackedRun
+from nnsight_lab.worker.stacked import Seat, StackedRun, Unfit
 
 if TYPE_CHECKING:
     from nnsight_lab.worker.requests import LabRequest, LabRequests
@@ -126,9 +126,11 @@ class Stacks:
             if not run.waits_for(read):
                 continue
             try:
+                if interleaver.fragmented(provider):
+                    raise Unfit
                 run.take(value, total)
                 taken.append(run)
-            except Exception:  # no rows of the requests, or no memory for a copy of all of them
+            except Exception:  # a rank's piece, no rows of the requests, or no memory for a copy of them
                 failed.append(run)
         if interleaver.aside is not None:
             interleaver.aside.copied()

@@ -41,8 +41,15 @@ FIT = [
     "model.samples",
     "model.logits[0].mean() * model.samples[0]",
     "torch.stack([model.logits[0].min(), model.logits[0].max()])",
+    "(model.logits[0] ** 2).sum()",
+    "model.logits[[0], [1]]",
 ]
 UNFIT = [
+    "model.logits * 10 ** 10 ** 10",
+    "model.logits * (1 << 10 ** 10)",
+    "model.logits[0] @ ([1] * 10 ** 9)",
+    "model.logits[:, places * 10]",
+    "[model.logits]",
     "1",
     "model.logits.max().item()",
     "float(model.logits.max())",
