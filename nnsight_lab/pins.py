@@ -201,6 +201,13 @@ WORKER = (
     Pin(f"{_NV}.interleaver", "VLLMInterleaver.replay", "a tap is served", ("location", "live")),
     Pin("torch", "_C._InferenceMode", "a copy has a version counter, at every block and step"),
     Pin("torch", "_C._storage_Use_Count", "whether a piece of a large copy was kept"),
+    # `torch.vmap` does these four around a function, and 60 µs of Python besides, at every block and step.
+    Pin("torch", "_C._functorch._vmap_increment_nesting", "a block is run for many requests at once"),
+    Pin("torch", "_C._functorch._vmap_decrement_nesting", "a block is run for many requests at once"),
+    Pin("torch", "_C._functorch._add_batch_dim", "a block is run for many requests at once"),
+    Pin("torch", "_C._functorch._remove_batch_dim", "a block is run for many requests at once"),
+    Pin("torch", "_C._functorch._set_vmap_fallback_enabled", "an operation without a rule is no loop"),
+    Pin("torch", "_C._functorch._is_vmap_fallback_enabled", "an operation without a rule is no loop"),
     Pin(f"{_NN}.intervention.interleaver", "Interleaver._reindex_parked", "blocks are served together"),
     Pin(f"{_NN}.intervention.interleaver", "Pending", "blocks are served together"),
 )

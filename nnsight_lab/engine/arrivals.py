@@ -173,7 +173,7 @@ def _arrival(request: LabRequest, origin: Origin, created: float) -> Arrival | N
             # The earliest rank's last: it wins where two have a name.
             for parcel in reversed(request.parcels.get((sequence.index, block.block), ())):
                 # What came in the parcel is rebuilt from it; the rest rode the reply.
-                inline = {name: value for name, value in inline.items() if name not in parcel.names}
+                inline = {name: inline[name] for name in inline if name not in parcel.names}
                 pieces.append(_Kept(sequence.index, block.block, parcel.value))
                 nbytes += parcel.nbytes
             if inline:

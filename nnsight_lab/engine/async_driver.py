@@ -117,7 +117,7 @@ class LoopDriver(Driver):
             payloads = await self._llm.collective_rpc(
                 COLLECT, args=([r.id for r in requests], records(requests), self.home.returned())
             )
-            take(requests, payloads, self.home, self.steps)
+            take(requests, payloads, self.home, self.steps, late=self.late_saves)
             self.came_home(began, opened)
         except BaseException as error:
             for _, done in batch:

@@ -11,17 +11,19 @@ from __future__ import annotations
 import abc
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nnsight_lab.engine.beside import Launch
 from nnsight_lab.engine.call import Call, LabRequest
-from nnsight_lab.engine.homecoming import Homecoming, Parcels
+from nnsight_lab.engine.homecoming import Homecoming, Parcel, Parcels
 from nnsight_lab.engine.pace import Pace
 from nnsight_lab.engine.step_watch import StepWatch
+from nnsight_lab.saves.late import Late
 from nnsight_lab.wire.codec import decode, encode
 from nnsight_lab.wire.keys import RELEASE, STEPS
+from nnsight_lab.wire.many import ManySaves
 from nnsight_lab.wire.messages import BlockSaves, RequestRecord, RequestSaves, SequenceSaves
 from nnsight_lab.wire.step_figures import StepFigures
 
@@ -57,6 +59,8 @@ class Driver(abc.ABC):
     model: LabVLLM
     #: Whether its workers keep a trace's block for the next call (see `nnsight_lab.engine.known_blocks`).
     keeps_blocks = True
+    #: Whether what many saved alike is taken apart only when somebody looks at it.
+    late_saves = True
 
     def __init__(self) -> None:
         #: Set when a start is given up: nothing may be spawned after that.
@@ -184,34 +188,70 @@ def records(requests: Sequence[LabRequest]) -> bytes | None:
 
 
 def take(
-    requests: Sequence[LabRequest], payloads: Sequence[bytes | None], home: Homecoming, steps: StepWatch
+    requests: Sequence[LabRequest],
+    payloads: Sequence[bytes | None],
+    home: Homecoming,
+    steps: StepWatch,
+    *,
+    late: bool = False,
 ) -> None:
     """Give each request what the ranks collected for it; how steps ran comes along.
 
     The earliest rank that reports a value wins; under tensor parallelism one rank reports it, under
     pipeline parallelism each stage those that it has.
     """
-    ranks: dict[str, list[RequestSaves]] = {}
+    ranks: dict[str, list[RequestSaves | Opened]] = {}
     for payload in payloads:
         for found in decode(payload) if payload else ():
             if type(found) is StepFigures:
                 steps.took(found)
-                continue
-            ranks.setdefault(found.request_id, []).append(found)
+            elif type(found) is ManySaves:
+                for one in _each(found, home, late):
+                    ranks.setdefault(one.saves.request_id, []).append(one)
+            else:
+                ranks.setdefault(found.request_id, []).append(found)
     for request in requests:
         receive(request, ranks.get(request.id, ()), home)
 
 
-def receive(request: LabRequest, ranks: Sequence[RequestSaves], home: Homecoming) -> None:
+class Opened(NamedTuple):
+    """What a rank collected for one request, opened.
+
+    Attributes:
+        saves: With its values.
+        key: Sequence and block of what came through shared memory.
+        parcel: That.
+    """
+
+    saves: RequestSaves
+    key: tuple[int, str]
+    parcel: Parcel
+
+
+def receive(request: LabRequest, ranks: Sequence[RequestSaves | Opened], home: Homecoming) -> None:
     """Give a request what each rank collected for it."""
     merged: RequestSaves | None = None
     parcels: Parcels = {}
     for found in ranks:
-        seen = _opened(found, home, parcels)
+        if type(found) is Opened:
+            seen = found.saves
+            parcels[found.key] = (*parcels.get(found.key, ()), found.parcel)
+        else:
+            assert isinstance(found, RequestSaves)
+            seen = _opened(found, home, parcels)
         merged = seen if merged is None else _merged(merged, seen)
     request.saves, request.parcels = merged, parcels
     if request.shared:
-        request.ranks = tuple(ranks)
+        request.ranks = tuple(found for found in ranks if isinstance(found, RequestSaves))
+
+
+def _each(many: ManySaves, home: Homecoming, late: bool) -> Iterator[Opened]:
+    """What is told of many requests at once, of each of them."""
+    for request_id, index, parcel in zip(many.requests, many.indices, home.open_many(many), strict=True):
+        values: Any = Late(parcel.names, parcel.value) if late else parcel.value()
+        sequence = SequenceSaves(index, (BlockSaves(many.block, values),))
+        saves = RequestSaves(request_id, (sequence,), None, many.steps)
+        yield Opened(saves, (index, many.block), parcel)
 
 
 def _opened(saves: RequestSaves, home: Homecoming, parcels: Parcels) -> RequestSaves:
@@ -220,10 +260,9 @@ def _opened(saves: RequestSaves, home: Homecoming, parcels: Parcels) -> RequestS
     def opened(index: int, block: BlockSaves) -> BlockSaves:
         if block.packed is None:
             return block
-        parcel = home.open(block.packed)
+        parcel, value = home.open(block.packed)
         parcels[index, block.block] = (*parcels.get((index, block.block), ()), parcel)
-        values, parcel.first = {**block.values, **parcel.first}, None
-        return BlockSaves(block.block, values, block.error)
+        return BlockSaves(block.block, {**block.values, **value}, block.error)
 
     return RequestSaves(
         saves.request_id,

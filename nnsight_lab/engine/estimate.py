@@ -61,7 +61,8 @@ class Sample(NamedTuple):
     """What one sequence of a finished request saved.
 
     Attributes:
-        blocks: Bytes of each block, as they lie in shared memory: every tensor up to a multiple of 64.
+        blocks: Bytes of each block, as they lie in shared memory: every tensor, or list of small ones, up to
+            a multiple of 64.
         names: The same of each (block, name).
     """
 
@@ -74,7 +75,7 @@ class Sample(NamedTuple):
         blocks: dict[str, int] = {}
         names: dict[tuple[str, str], int] = {}
         for block in saves.sequences[0].blocks if saves is not None and saves.sequences else ():
-            blocks[block.block] = Layout.of(block.values, name="saves").nbytes
+            blocks[block.block] = Layout.of(dict(block.values), name="saves").nbytes
             for name, value in block.values.items():
                 names[block.block, name] = Layout.of(value, name=name).nbytes
         return cls(blocks, names)

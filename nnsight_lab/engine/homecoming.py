@@ -13,9 +13,8 @@ import shutil
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
 import psutil
@@ -28,7 +27,9 @@ from nnsight_lab.saves.slab_files import PREFIX, sweep
 from nnsight_lab.saves.spill import sweep_spills
 from nnsight_lab.wire.codec import encode
 from nnsight_lab.wire.extent import Extent, Packed
-from nnsight_lab.wire.packed import unpack
+from nnsight_lab.wire.limits import WireError
+from nnsight_lab.wire.many import ManySaves
+from nnsight_lab.wire.packed import Form
 
 _MEMORY = Path("/dev/shm")
 _TICK_S = 0.25
@@ -88,35 +89,40 @@ class Parcel:
     """A packed value whose memory was opened once, so that it can be rebuilt as often as asked.
 
     Args:
-        packed: As it came.
-        open_extent: Opens a piece of memory, which is let go with the last tensor over it.
+        form: How it lies.
+        memory: Where, bytes ``[byte]``, uint8.
+        extent: The piece of memory that is given back when nobody looks at it; None where others share it.
+        names: What it saved, by name.
+        start: Where in ``memory`` it begins.
+        nbytes: What it takes of that.
     """
 
-    def __init__(self, packed: Packed, open_extent: Callable[[Extent], torch.Tensor]) -> None:
-        self._packed = packed
-        self._memory: dict[Extent, torch.Tensor] = {}
-        self._open_extent = open_extent
-        #: The value for the caller, who takes it.
-        self.first = unpack(packed, self._opened)
-        #: The pieces of memory it lies in.
-        self.pieces: Mapping[Extent, torch.Tensor] = MappingProxyType(self._memory)
-        #: What it saved, by name.
-        self.names = frozenset(self.first)
+    __slots__ = ("_extent", "_form", "_memory", "_start", "names", "nbytes")
+
+    def __init__(
+        self,
+        form: Form,
+        memory: torch.Tensor,
+        extent: Extent | None,
+        names: Collection[str],
+        start: int,
+        nbytes: int,
+    ) -> None:
+        self._form = form
+        self._memory = memory
+        self._extent = extent
+        self.names = names
+        self._start = start
+        self.nbytes = nbytes
 
     @property
-    def nbytes(self) -> int:
-        """What its pieces of memory take."""
-        return sum(piece.numel() for piece in self._memory.values())
+    def pieces(self) -> Mapping[Extent, torch.Tensor]:
+        """The pieces of memory that are its own."""
+        return {} if self._extent is None else {self._extent: self._memory}
 
     def value(self) -> Any:
-        """The value once more: other containers, tensors over the same memory."""
-        return unpack(self._packed, self._opened)
-
-    def _opened(self, extent: Extent) -> torch.Tensor:
-        piece = self._memory.get(extent)
-        if piece is None:
-            piece = self._memory[extent] = self._open_extent(extent)
-        return piece
+        """The value, anew: other containers each time, tensors over the same memory."""
+        return self._form.over(self._memory[self._start : self._start + self.nbytes])
 
 
 #: By sequence and block what came through shared memory, of the earliest rank first.
@@ -179,9 +185,41 @@ class Homecoming:
         """What maps slabs."""
         return self._reader
 
-    def open(self, packed: Packed) -> Parcel:
-        """A packed value; its tensors are views of the worker's memory."""
-        return Parcel(packed, self._open)
+    def open(self, packed: Packed) -> tuple[Parcel, dict[str, Any]]:
+        """A packed value, and it for the caller; its tensors are views of the worker's memory."""
+        form, extent = Form.read(packed.tree, packed.tensors), packed.extent
+        memory = self._open(extent) if form.specs else torch.empty(0, dtype=torch.uint8)
+        value: dict[str, Any] = form.over(memory)
+        own = extent if form.specs else None
+        return Parcel(form, memory, own, tuple(value), 0, memory.numel()), value
+
+    def open_many(self, many: ManySaves) -> list[Parcel]:
+        """The same of each of many requests; the first one's is looked at, and the others are like it.
+
+        Raises:
+            WireError: The message is malformed, or points outside its memory.
+        """
+        form = Form.read(many.tree, many.tensors)
+        extent, nbytes = many.extent, many.nbytes
+        if nbytes <= 0 or min(many.offsets, default=0) < extent.offset:
+            raise WireError(f"a piece of {nbytes} bytes is before the memory at {extent.offset}")
+        if many.shared and max(many.offsets, default=0) + nbytes > extent.offset + extent.nbytes:
+            raise WireError(f"a piece of {nbytes} bytes is past the {extent.nbytes} that it lies in")
+        pieces: list[tuple[Extent | None, torch.Tensor, int]]
+        if many.shared:
+            memory = self._open(extent)
+            pieces = [(None, memory, at - extent.offset) for at in many.offsets]
+        else:
+            path, size, rank = extent.path, extent.slab_bytes, extent.rank
+            owns = [Extent(path, size, at, nbytes, rank) for at in many.offsets]
+            pieces = [(own, self._open(own), 0) for own in owns]
+        names: Collection[str] = ()
+        parcels: list[Parcel] = []
+        for own, memory, start in pieces:
+            if not parcels:
+                names = tuple(form.over(memory[start : start + nbytes]))
+            parcels.append(Parcel(form, memory, own, names, start, nbytes))
+        return parcels
 
     def room(self) -> Room:
         """What is left of the budgets, less what the user still looks at.

@@ -108,7 +108,7 @@ class SyncDriver(Driver):
             ids = [request.id for request in requests]
             returned = self.home.returned()
             payloads = self._engine.collective_rpc(COLLECT, args=(ids, records(requests), returned))
-            take(requests, payloads, self.home, self.steps)
+            take(requests, payloads, self.home, self.steps, late=self.late_saves)
             self.came_home(began, opened)
 
     def _fail(self, error: Exception) -> None:

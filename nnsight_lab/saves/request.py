@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from nnsight_lab.errors import AmbiguousSave, SaveNotFound, nearest
+from nnsight_lab.saves.late import Late
 from nnsight_lab.wire.keys import TRACE_BLOCK
 
 
@@ -22,7 +23,9 @@ class Saves(Mapping[str, Any]):
     """
 
     def __init__(self, blocks: Mapping[str, Mapping[str, Any]] | None = None) -> None:
-        self._blocks = {name: dict(values) for name, values in (blocks or {}).items()}
+        self._blocks: dict[str, Mapping[str, Any]] = {
+            name: values if type(values) is Late else dict(values) for name, values in (blocks or {}).items()
+        }
 
     @property
     def blocks(self) -> tuple[str, ...]:

@@ -31,6 +31,8 @@ class ServedDriver(LoopDriver):
         saw: Called with an owner and a request whose saves have come.
     """
 
+    late_saves = False  # they go on as a message, and are counted
+
     def __init__(self, loop: asyncio.AbstractEventLoop, llm: Any, turns: Turns) -> None:
         super().__init__(loop)
         self._llm = llm

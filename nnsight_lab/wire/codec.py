@@ -21,7 +21,8 @@ import numpy as np
 import torch
 
 from nnsight_lab.errors import CannotTravel
-from nnsight_lab.wire import messages as _messages  # noqa: F401  # its classes must be registered to be read
+from nnsight_lab.wire import many as _many  # noqa: F401  # its class must be registered to be read
+from nnsight_lab.wire import messages as _messages  # noqa: F401  # the same of these
 from nnsight_lab.wire.flatten import Handle, flatten, size_of
 from nnsight_lab.wire.leaves import Node
 from nnsight_lab.wire.limits import (

@@ -26,12 +26,15 @@ class Reach(enum.Enum):
     @classmethod
     def said(cls, word: object) -> Reach:
         """What a word of a request stands for; of any other, and of none, the prompt."""
-        return next((one for one in cls if one.value == word), cls.PROMPT)
+        return _SAID.get(word, cls.PROMPT) if isinstance(word, str) else cls.PROMPT
 
     @property
     def whole(self) -> bool:
         """Whether the prompt has to run in one step."""
         return self in (Reach.MIXED, Reach.PROMPT)
+
+
+_SAID: Final = {one.value: one for one in Reach}
 
 
 class Touch(NamedTuple):

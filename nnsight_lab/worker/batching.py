@@ -25,7 +25,11 @@ from nnsight.modeling.vllm.batching import VLLMBatcher
 from nnsight.modeling.vllm.interleaver import VLLMInterleaver
 from nnsight.util import apply
 
+from nnsight_lab.blocks.pure import READS
+
 _HERE: Final = nullcontext()
+#: Where blocks are served that run for many requests at once -> what is read there.
+READ_AT: Final = {f"model.{read}": read for read in READS}
 #: A piece that is kept keeps the whole copy: only what a step of generation has is copied together.
 COMMON_BYTES = 4 << 20
 
@@ -57,7 +61,7 @@ class Common:
 
     def __init__(self, value: torch.Tensor) -> None:
         self.value = value
-        self.copy = _private(value)
+        self.copy = private(value)
         #: Where rows begin in memory -> they, or which they are, and their piece; changed and not landed yet.
         self._changed: dict[int, tuple[torch.Tensor | Sequence[int], torch.Tensor]] = {}
         self._whole = True
@@ -149,7 +153,7 @@ class Visit:
 
     def copy(self, rows: torch.Tensor) -> torch.Tensor:
         """A private copy of ``rows``."""
-        return self.give(rows, _private(rows), None)
+        return self.give(rows, private(rows), None)
 
     def give(self, rows: torch.Tensor, copy: torch.Tensor, common: Common | None) -> torch.Tensor:
         """Note a copy of ``rows`` that a block is given."""
@@ -193,7 +197,8 @@ class Visit:
         self.written.clear()
 
 
-def _private(rows: torch.Tensor) -> torch.Tensor:
+def private(rows: torch.Tensor) -> torch.Tensor:
+    """A copy of rows that counts what is written to it."""
     # torch.inference_mode(False) without its Python: this runs for every block at every step.
     with torch._C._InferenceMode(False):
         return rows.detach().clone(memory_format=torch.contiguous_format)
@@ -219,12 +224,12 @@ class LabBatcher(VLLMBatcher):
         if visit is not None:
             visit.write_back()
 
-        def private(tensor: torch.Tensor) -> torch.Tensor:
+        def own(tensor: torch.Tensor) -> torch.Tensor:
             rows: torch.Tensor = self._narrow_tensor(tensor, group)
             if rows is tensor:
                 return tensor  # no token axis: not a buffer of this step
             if visit is None:
-                return _private(rows)
+                return private(rows)
             common = None if commons is None else commons.of(tensor, rows, group)
             if common is None:
                 return visit.copy(rows)
@@ -232,7 +237,7 @@ class LabBatcher(VLLMBatcher):
             return visit.give(rows, self._narrow_tensor(common.copy, group).data, common)
 
         commons = self.commons
-        return apply(value, private, torch.Tensor)
+        return apply(value, own, torch.Tensor)
 
     def widen(self, full: Any, group: list[int] | None, edited: Any) -> Any:
         """Splice an assigned value in, after what the block wrote in place before it."""
@@ -267,6 +272,7 @@ class LabInterleaver(VLLMInterleaver):
         hushed: Set where a replay is acted out without a graph: modules run, and only taps may serve.
         together: Serves all blocks of a visit that can be (see `nnsight_lab.worker.together`); None for none.
         aside: The stream of blocks (see `nnsight_lab.worker.aside`); None on a CPU.
+        stacks: Blocks that run for many requests at once (see `nnsight_lab.worker.stacks`); None for none.
         stages: The pipeline's (see `nnsight_lab.worker.stages`); None where there is one stage.
         passed_over: Locations of this stage that another one serves.
     """
@@ -285,6 +291,7 @@ class LabInterleaver(VLLMInterleaver):
         self.hushed = False
         self.together: Any = None
         self.aside: Any = None
+        self.stacks: Any = None
         self.stages: Any = None
         self.passed_over: frozenset[str] = frozenset()
         self._recording: Any = None
@@ -315,14 +322,17 @@ class LabInterleaver(VLLMInterleaver):
 
     def _serve(self, batcher: LabBatcher, provider: str, value: Any) -> Any:
         outer, commons = batcher.commons, Commons()
-        cut = self._fragmented(provider)
+        cut = self.fragmented(provider)
         # What is put together is cut again within the visit, and by then everything must have landed.
         batcher.commons = None if cut else commons
         try:
             given, asks_more = value, True
             if self.together is not None and provider not in self.observers and not cut:
                 asks_more = self.together.serve(self, provider, value, commons)
-            value = Interleaver.handle(self, provider, value)
+            if asks_more:
+                value = Interleaver.handle(self, provider, value)
+            else:  # nobody is left: the visit is counted, as nnsight does
+                self.counts[provider] = self.counts.get(provider, 0) + 1
             commons.land_all()
             if self.together is not None:
                 self.together.learn(provider, commons)
@@ -334,7 +344,8 @@ class LabInterleaver(VLLMInterleaver):
             batcher.commons = outer
         return value
 
-    def _fragmented(self, provider: str) -> bool:
+    def fragmented(self, provider: str) -> bool:
+        """Whether this rank has a piece only of what is there."""
         fragments = self.fragments
         return fragments is not None and bool(fragments.enabled and fragments.fragmented(provider))
 
@@ -351,6 +362,9 @@ class LabInterleaver(VLLMInterleaver):
         if side == "output" and self.spliced and path in self.spliced:
             value = self._spliced(provider, value, self.spliced.pop(path))
         batcher = self.batcher
+        if provider in READ_AT and self.stacks is not None and self.stacks.wait_for(provider):
+            with self.aside or _HERE:
+                self.stacks.serve(self, provider, value)
         told = None
         if self.stages is not None and self.stages.listening:
             told = self.stages.note(self, provider, value)
@@ -373,7 +387,7 @@ class LabInterleaver(VLLMInterleaver):
     def _spliced(self, provider: str, value: Any, parts: list[tuple[list[int], Any]]) -> Any:
         """A module's own output with the rows of skips in it: in the whole, where a rank has a piece."""
         undo = None
-        if self._fragmented(provider):
+        if self.fragmented(provider):
             value, undo = self.fragments.whole(provider, value)
         for group, replacement in parts:
             value = self.batcher.widen(value, group, replacement)
@@ -381,4 +395,4 @@ class LabInterleaver(VLLMInterleaver):
 
     def whole(self, provider: str, value: Any) -> Any:
         """A value as blocks are given it, of which this rank may have a piece."""
-        return self.fragments.whole(provider, value)[0] if self._fragmented(provider) else value
+        return self.fragments.whole(provider, value)[0] if self.fragmented(provider) else value

@@ -22,7 +22,7 @@ from nnsight_lab.saves.slab import NoRoom, Place, SlabPool
 from nnsight_lab.wire.extent import Extent, Packed
 from nnsight_lab.wire.limits import REPLY_BYTES as INLINE_BYTES
 from nnsight_lab.wire.messages import WorkerError
-from nnsight_lab.wire.packed import Layout
+from nnsight_lab.wire.packed import Layout, Stack
 from nnsight_lab.wire.sizes import shown_bytes as shown
 
 _NAMED = 4
@@ -155,6 +155,27 @@ class Courier:
             return Parcel({}, error=WorkerError("CannotTravel", said))
         return Parcel({}, layout.packed(extent), refused, copies)
 
+    def pack_stack(self, stack: Stack) -> tuple[Extent, Parcel] | None:
+        """Take what many requests saved out of the model's memory, in one copy.
+
+        Returns:
+            The piece that holds it, one request's after the other, and what to wait for; None where there is
+            no room for all of it.
+        """
+        if not self._inline_bytes < sys.maxsize:
+            return None  # there is no shared memory
+        try:
+            extent = self._pool.allocate(stack.requests * stack.nbytes)
+        except NoRoom:
+            return None
+        try:
+            return extent, Parcel({}, copies=self._copy_stack(stack, extent))
+        except Exception:  # no GPU memory for all of it
+            if self._stream is not None:
+                self._stream.synchronize()
+            self._pool.release([extent])
+            return None
+
     def take_back(self, parcel: Parcel) -> None:
         """Give up what was packed for a request that nobody will collect."""
         if parcel.packed is not None:
@@ -210,6 +231,15 @@ class Courier:
         with self.together():
             layout.copy_into(memory, non_blocking=True)
             return Copies(self._done, layout.sources)
+
+    def _copy_stack(self, stack: Stack, extent: Extent) -> Copies | None:
+        memory = self._pool.view(extent)
+        if self._stream is None:
+            stack.copy_into(memory)
+            return None
+        with self.together():
+            source = stack.copy_into(memory, non_blocking=True)
+            return Copies(self._done, (source,))
 
 
 def _without_refused(values: Mapping[str, Any]) -> tuple[dict[str, Any], WorkerError]:

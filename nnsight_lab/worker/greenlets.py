@@ -19,6 +19,7 @@ from nnsight.modeling.vllm.model_runners.GPUModelRunner import Request
 from nnsight_lab.blocks.block import Block
 from nnsight_lab.wire.messages import WorkerError
 from nnsight_lab.worker.batching import LabBatcher, Visit
+from nnsight_lab.worker.caches import plain
 from nnsight_lab.worker.courier import Parcel
 from nnsight_lab.worker.steps import is_module_location
 
@@ -111,6 +112,7 @@ class BlockMediator(Mediator):
         to_the_end: Whether it is never broken off: others read from the cache what it writes.
         wide: What in it names a module that no replay serves (see `nnsight_lab.worker.steps`).
         visit: What it was given at a visit at which it asks for more; None where it does not.
+        before: What was saved before it began, by one run for many (see `nnsight_lab.worker.stacks`).
         home: The pipeline stage on which it runs alone; None where it runs on all.
         spans: Whether it runs on all stages, which tell each other what it was given (see
             `nnsight_lab.worker.stages`).
@@ -139,6 +141,7 @@ class BlockMediator(Mediator):
         self.visit: Visit | None = None
         self.answers_only = False
         self.to_the_end = False
+        self.before: dict[str, Any] = {}
         self.home = home
         self.spans = self.elsewhere = False
         self.refusal = ""
@@ -196,6 +199,15 @@ class BlockMediator(Mediator):
             finally:
                 batcher.visit.write_back(leaves=True)
                 batcher.visit = outer
+
+    def values(self) -> dict[str, Any]:
+        """What it saved, by name, as of when that was last noted; nothing else that it holds."""
+        names, scope = self.nnsight_saved | self.presaved, self.lcls
+        # The block's own order of binding, which is the order a reader expects.
+        saved = {name: plain(scope[name]) for name in scope if name in names}
+        for name, value in self.before.items():
+            saved[name] = [*value, *saved.get(name, [])]
+        return saved
 
     def note_late(self) -> None:
         """Note what it waits for in vain: a location that it had asked for before may be it, too."""

@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from nnsight_lab.wire.keys import TRACE_BLOCK
+from nnsight_lab.worker.stacked import Seat
 
 if TYPE_CHECKING:
+    from nnsight_lab.worker.greenlets import BlockMediator
     from nnsight_lab.worker.requests import LabRequests
 
 #: A number in a list takes about this much on its way.
@@ -54,15 +56,25 @@ def peek(
         for block, mediator in blocks:
             if not requests.answers(mediator):
                 continue
-            marked = mediator.marks
-            for name, value in list(mediator.lcls.items()):
-                saved = id(value) in marked or name in mediator.presaved
-                if not saved or type(value) is not list or (names is not None and name not in names):
+            for name, value in _lists(mediator):
+                if names is not None and name not in names:
                     continue
                 new, room = _new(value, have.get(block, {}).get(name, 0), room, most_bytes)
                 if new:
                     found.setdefault(block, {})[name] = new
     return found
+
+
+def _lists(mediator: BlockMediator | Seat) -> list[tuple[str, list[Any]]]:
+    """The lists that a block saves, by name."""
+    if isinstance(mediator, Seat):
+        return [(name, value) for name, value in mediator.values().items() if type(value) is list]
+    marked, before = mediator.marks, mediator.before
+    return [
+        (name, [*before[name], *value] if name in before else value)
+        for name, value in list(mediator.lcls.items())
+        if type(value) is list and (id(value) in marked or name in mediator.presaved)
+    ]
 
 
 def _new(values: list[Any], first: int, room: int, most_bytes: int) -> tuple[dict[str, Any], int]:

@@ -18,6 +18,7 @@ from nnsight.modeling.vllm.model_runners.GPUModelRunner import Request, Requests
 
 from nnsight_lab.blocks import errors
 from nnsight_lab.blocks.block import Block
+from nnsight_lab.blocks.stackable import Stackable, stackable
 from nnsight_lab.errors import EditRefused
 from nnsight_lab.wire.keys import (
     BUDGET_KEY,
@@ -30,14 +31,17 @@ from nnsight_lab.wire.keys import (
     TRACE_KEY,
     has_blocks,
 )
-from nnsight_lab.wire.messages import BlockSaves, RequestSaves, SequenceSaves, WorkerError
+from nnsight_lab.wire.many import ManySaves
+from nnsight_lab.wire.messages import BlockSaves, RequestSaves, WorkerError
 from nnsight_lab.wire.step_figures import StepFigures
 from nnsight_lab.wire.touch import Reach
-from nnsight_lab.worker.caches import plain
 from nnsight_lab.worker.captured import Captured
 from nnsight_lab.worker.courier import Courier, Parcel
 from nnsight_lab.worker.declarations import Declarations
 from nnsight_lab.worker.greenlets import BlockMediator, aside_of
+from nnsight_lab.worker.leaving import Over, pack_runs, told
+from nnsight_lab.worker.stacked import Seat
+from nnsight_lab.worker.stacks import Stacks
 from nnsight_lab.worker.stages import Stages
 from nnsight_lab.worker.step_counts import Mark
 from nnsight_lab.worker.steps import Need, Steps
@@ -52,13 +56,20 @@ class Template(NamedTuple):
     Attributes:
         block: Of a trace, what gives each run its own values; an edit's runs share them.
         home: The pipeline stage on which it runs alone; None where it runs on all, or there is one.
+        stackable: How it is run for many requests at once; None where it is not.
     """
 
     name: str
     block: Block | Captured
     code: Any
     wide: str
-    home: int | None
+    home: int | None = None
+    stackable: Stackable | None = None
+
+    @property
+    def stacks(self) -> bool:
+        """Whether it may be run for many requests at once."""
+        return self.stackable is not None and not self.stackable.unfit
 
     def mediator(self, *, alone: bool = False) -> BlockMediator:
         """A run of the block; ``alone``, where it is not one of a call's many."""
@@ -88,7 +99,7 @@ class LabRequest(Request):
     def __init__(self, request_id: str) -> None:
         super().__init__(request_id)
         #: Its blocks, an edit's before the trace's.
-        self.riders: list[BlockMediator] = []
+        self.riders: list[Any] = []
         #: The last step that it was part of; and, where it sits steps out, what had been reached by then.
         self.step = 0
         self.away: dict[str, int] | None = None
@@ -104,7 +115,7 @@ class LabRequest(Request):
         #: Whether of its blocks the stage before tells this one, this one the next, the last one all others.
         self.inbound = self.outbound = self.both = False
 
-    def workers(self) -> list[BlockMediator]:
+    def workers(self) -> list[Any]:
         return self.riders
 
 
@@ -121,6 +132,7 @@ class LabRequests(Requests):
         *,
         answers: bool,
         stages: Stages | None = None,
+        stacks: bool = True,
     ) -> None:
         super().__init__()
         self.steps = steps
@@ -137,12 +149,21 @@ class LabRequests(Requests):
         #: nnsight's, of this worker: it knows the order in which locations were reached.
         self.interleaver = interleaver
         self.courier = courier
+        #: Blocks that run for many requests at once; None where none may, as on a pipeline's stages.
+        self.stacks: Stacks | None = None
+        if stacks and stages is None and interleaver is not None:
+            self.stacks = interleaver.stacks = Stacks(self)
         #: Builds the blocks that travel as data, and says whether any others run here.
         self.declared: Declarations | None = None
+        #: How steps ran, of requests that are being collected.
+        self._figures: dict[tuple[object, ...], StepFigures] = {}
         #: What was collected and may still be on its way into shared memory.
         self.leaving: list[Parcel] = []
-        #: Steps so far, and the blocks of the one under way.
+        #: Steps so far, but for those that were as the one before; and the blocks of the one under way.
         self.step = 0
+        #: The step before, where it was of a token each; and whether its requests run other blocks by now.
+        self._spans: list[tuple[str, int]] | None = None
+        self.changed = False
         self.scheduled: list[BlockMediator] = []
         #: Blocks whose code has run since they were last packed; None where packing early gains nothing.
         self.ended: list[BlockMediator] | None = [] if courier.overlaps else None
@@ -163,7 +184,7 @@ class LabRequests(Requests):
         code = block.compile()
         wide = self.steps.is_wide(block, code)
         self.templates[registration_id] = Template(
-            name or registration_id, block, code, wide, self._home(block)
+            name or registration_id, block, code, wide, self._home(block), stackable(block)
         )
         self.names[registration_id] = name
 
@@ -172,7 +193,8 @@ class LabRequests(Requests):
         captured = Captured(lambda: self._unpickled(payload, persistent_objects), len(payload))
         block = captured.first()
         code = block.compile()
-        kept = Template(TRACE_BLOCK, captured, code, self.steps.is_wide(block, code), self._home(block))
+        wide = self.steps.is_wide(block, code)
+        kept = Template(TRACE_BLOCK, captured, code, wide, self._home(block), stackable(block))
         self.templates[content], self.names[content] = kept, TRACE_BLOCK
         return kept
 
@@ -196,7 +218,7 @@ class LabRequests(Requests):
     def _home(self, block: Block) -> int | None:
         return None if self.stages is None else self.stages.home(block)
 
-    def answers(self, mediator: BlockMediator) -> bool:
+    def answers(self, mediator: BlockMediator | Seat) -> bool:
         """Whether this rank brings home what a block saved."""
         return self._answers and (self.stages is None or self.stages.answers(mediator))
 
@@ -234,6 +256,7 @@ class LabRequests(Requests):
         request.allowed_bytes = extra.get(BUDGET_KEY)
         request.share = extra.get(SHARE_KEY, "")
         request.reach = Reach.said(extra.get(REACH_KEY))
+        seats: list[Seat] = []
         for registration_id in wanted:
             template = self.templates.get(registration_id)
             if template is None:
@@ -242,11 +265,21 @@ class LabRequests(Requests):
                 )
                 continue
             request.names[registration_id] = template.name
+            if template.stacks and self.stacks is not None:
+                request.copies[registration_id] = seat = Seat(template, request.id)
+                request.riders.append(seat)
+                seats.append(seat)
+                continue
             try:
                 request.copies[registration_id] = self._aboard(template.mediator(), request)
             except Exception as exception:
                 request.error = errors.capture(exception)
-        if payload is None and declared is None and content is None:
+        traced = payload is not None or declared is not None or content is not None
+        # What one block of a request writes is there for its next one.
+        if seats and self.stacks is not None and (traced or len(seats) < len(request.riders)):
+            for seat in seats:
+                self.stacks.alone(request, seat)
+        if not traced:
             return
         try:
             if content is not None:
@@ -269,11 +302,15 @@ class LabRequests(Requests):
             request.error = errors.capture(exception)
 
     def _aboard(self, mediator: BlockMediator, request: LabRequest) -> BlockMediator:
-        mediator.rider_of, mediator.ended = request.id, self.ended
+        self.put_aboard(mediator, request)
         request.riders.append(mediator)
+        return mediator
+
+    def put_aboard(self, mediator: BlockMediator, request: LabRequest) -> None:
+        """Tell a block whose it is."""
+        mediator.rider_of, mediator.ended = request.id, self.ended
         mediator.answers_only = request.reach is Reach.ANSWERS
         mediator.to_the_end = request.reach is Reach.ROWS
-        return mediator
 
     def refuse_chunked(self, spans: list[tuple[str, int]], states: dict[str, Any]) -> None:
         """Look at prompts that arrive in pieces: who reads them has an error, who reads answers only waits.
@@ -281,6 +318,8 @@ class LabRequests(Requests):
         The scheduler cuts none that has to be whole, unless it is longer than a step may be.
         """
         self._waiting = set()
+        if not self.requests or spans == self._spans:
+            return  # nobody to look at, or one token each, as in the last step
         for request_id, scheduled in spans:
             request = self.requests.get(request_id)
             if request is None or not request.riders:
@@ -308,6 +347,8 @@ class LabRequests(Requests):
             request.block_errors = dict.fromkeys(request.names.values(), error)
             if request.mediator is not None:
                 request.block_errors[TRACE_BLOCK] = error
+            if self.stacks is not None:
+                self.stacks.leave(request)
             request.mediator = None
             request.copies = {}
             request.riders = []
@@ -323,13 +364,18 @@ class LabRequests(Requests):
         a request comes back.
         """
         interleaver = model.interleaver
+        if spans == self._spans and not self.changed:
+            self._same_step(interleaver)
+            return
         counts = interleaver.counts
         self.step = step = self.step + 1
         scheduled: list[BlockMediator] = []
         new: list[BlockMediator] = []
         here: list[LabRequest] = []
         start = 0
-        requests, waiting = self.requests, self._waiting
+        requests, waiting, stacks = self.requests, self._waiting, self.stacks
+        if stacks is not None:
+            stacks.begin_step()
         for row, (request_id, tokens) in enumerate(spans):
             # The blocks of a prompt that is not whole yet are not in this step; its rows are.
             request = None if request_id in waiting else requests.get(request_id)
@@ -340,6 +386,10 @@ class LabRequests(Requests):
                     _came_back(request, counts)
                 group = [start, tokens]
                 for mediator in request.riders:
+                    if type(mediator) is Seat:
+                        assert stacks is not None
+                        stacks.seat(mediator, group, row)
+                        continue
                     worker = mediator.worker
                     if mediator.elsewhere:
                         # It may end its request from there.
@@ -357,24 +407,50 @@ class LabRequests(Requests):
                     else:
                         mediator.batch_group = None
             start += tokens
+        if stacks is not None:
+            for seat, group, row in stacks.seated():
+                mediator = stacks.alone(requests[seat.rider_of], seat)
+                mediator.batch_group, mediator.row = group, row
+                scheduled.append(mediator)
+                new.append(mediator)
+                scheduled.sort(key=lambda mediator: mediator.batch_group[0])
         if new:
             with aside_of(interleaver):  # once for all of them
                 for mediator in new:
-                    self._begin(mediator, interleaver)
+                    self.begin(mediator, interleaver)
         reached: dict[str, int] | None = None
         for request in requests.values():
             if request.step != step and request.away is None:
                 reached = request.away = reached or dict(counts)
                 for mediator in request.riders:
-                    mediator.batch_group = None
+                    if type(mediator) is not Seat:
+                        mediator.batch_group = None
         interleaver.batcher.total = start
         interleaver.mediators = self.scheduled = scheduled
         interleaver.reindex()
         self.nrows = len(spans)
         if self.stages is not None:
             self.stages.begin(here, start, self.nrows)
+        # One token each: the next step, of the same requests, is this one again.
+        again = start == len(spans) and not waiting and self.stages is None
+        self._spans = spans if again else None
+        self.changed = False
 
-    def _begin(self, mediator: BlockMediator, interleaver: Any) -> None:
+    def _same_step(self, interleaver: Any) -> None:
+        """A step of the same requests in the same order, a token each, as the last one was."""
+        alive = [m for m in self.scheduled if m.worker or m.caches or m.exception is not None]
+        if len(alive) < len(self.scheduled):
+            for mediator in self.scheduled:
+                if not (mediator.worker or mediator.caches or mediator.exception is not None):
+                    mediator.batch_group = None
+        interleaver.batcher.total = self.nrows
+        interleaver.mediators = self.scheduled = alive
+        interleaver.reindex()
+        if self.stacks is not None:
+            self.stacks.same_step()
+
+    def begin(self, mediator: BlockMediator, interleaver: Any) -> None:
+        """Run a block up to what it waits for first."""
         try:
             mediator.start(interleaver)
         except Exception as exception:
@@ -452,7 +528,7 @@ class LabRequests(Requests):
                     self.record(mediator)
                     self._pack(mediator, request)
 
-    def collect(self, ids: set[str], outputs: dict[str, Any]) -> list[RequestSaves]:
+    def collect(self, ids: set[str], outputs: dict[str, Any]) -> list[RequestSaves | ManySaves]:
         """Wind up the finished requests named by ``ids`` and take what their blocks saved.
 
         What is returned may be looked at after `settle` only.
@@ -461,35 +537,35 @@ class LabRequests(Requests):
             ids: As the engine knows them.
             outputs: Engine id -> the finished record, for blocks parked on ``tracer.result``.
         """
-        collected: dict[str, dict[int, SequenceSaves]] = {}
-        failures: dict[str, WorkerError] = {}
-        ran: dict[str, StepFigures] = {}
-        over = [(request, request.key(ids)) for request in self.requests.values() if request.named(ids)]
-        for request, (engine_id, _) in over:
+        named = [(request, request.key(ids)) for request in self.requests.values() if request.named(ids)]
+        for request, (engine_id, _) in named:
             self._wind_up(request, outputs.get(engine_id))
+        over = [Over(request, engine_id, index, self._ran(request)) for request, (engine_id, index) in named]
+        many: list[ManySaves] = []
         # Apart from that: nothing of a block runs any more.
         with self.courier.together():
-            saves = [self._saves(request) for request, _ in over]
-        for (request, (engine_id, index)), blocks in zip(over, saves, strict=True):
-            collected.setdefault(engine_id, {})[index] = SequenceSaves(index, tuple(blocks))
-            if request.began is not None:
-                names = {TRACE_BLOCK, *request.names.values()}
-                steps = self.steps.ran.since(request.began, request.ended, names)
-                # Of several answers, the one that took longest.
-                ran[engine_id] = max(ran.get(engine_id, steps), steps, key=lambda found: found.total)
-            if request.error is not None:
-                failures.setdefault(engine_id, request.error)
+            if self._answers and self.stacks is not None:
+                many, parcels, done = pack_runs(over, self.courier)
+                self.leaving += parcels
+                over = [one for one in over if one.request.id not in done]
+            saves = [self._saves(one.request) for one in over]
+        alike, others = told(over, saves)
+        self._figures.clear()
+        for request, _ in named:
             self.leaving += [m.parcel for m in request.workers() if m.parcel is not None]
-            del self.requests[request.id]
-        return [
-            RequestSaves(
-                engine_id,
-                tuple(found[i] for i in sorted(found)),
-                failures.get(engine_id),
-                ran.get(engine_id),
-            )
-            for engine_id, found in collected.items()
-        ]
+            self._forget(request)
+        return [*many, *alike, *others]
+
+    def _ran(self, request: LabRequest) -> StepFigures | None:
+        """How a request's steps ran; the same object for those who share them."""
+        if request.began is None:
+            return None
+        key = (id(request.began), id(request.ended), *request.names)
+        found = self._figures.get(key)
+        if found is None:
+            names = {TRACE_BLOCK, *request.names.values()}
+            found = self._figures[key] = self.steps.ran.since(request.began, request.ended, names)
+        return found
 
     def settle(self) -> None:
         """Wait until everything that was collected is where its message says."""
@@ -506,7 +582,13 @@ class LabRequests(Requests):
                 self.finish_dangling(mediator)
                 if mediator.parcel is not None:
                     self.courier.take_back(mediator.parcel)
-            del self.requests[request.id]
+            self._forget(request)
+
+    def _forget(self, request: LabRequest) -> None:
+        if self.stacks is not None:
+            self.stacks.leave(request)
+        self.changed = True
+        del self.requests[request.id]
 
     def _wind_up(self, request: LabRequest, output: Any) -> None:
         """End a request's blocks, which may run some more of them."""
@@ -525,7 +607,7 @@ class LabRequests(Requests):
             found += self._saves_of(request.mediator, request, TRACE_BLOCK)
         return found
 
-    def _saves_of(self, mediator: BlockMediator, request: LabRequest, block: str) -> list[BlockSaves]:
+    def _saves_of(self, mediator: BlockMediator | Seat, request: LabRequest, block: str) -> list[BlockSaves]:
         if not self.answers(mediator):
             if mediator.parcel is not None:
                 self.courier.take_back(mediator.parcel)
@@ -533,20 +615,16 @@ class LabRequests(Requests):
             # Each stage of a pipeline names all blocks, so that they come together in their order.
             return [BlockSaves(block, {})] if self.stages is not None and self._answers else []
         if mediator.parcel is None:
-            if mediator.worker is not None:
+            if isinstance(mediator, BlockMediator) and mediator.worker is not None:
                 self.record(mediator)
             self._pack(mediator, request)
         parcel = mediator.parcel
         assert parcel is not None
         return [BlockSaves(block, parcel.values, mediator.lab_error or parcel.error, parcel.packed)]
 
-    def _pack(self, mediator: BlockMediator, request: LabRequest) -> None:
+    def _pack(self, mediator: BlockMediator | Seat, request: LabRequest) -> None:
         """Take what an ended block saved, and nothing else it holds."""
-        names = mediator.nnsight_saved | mediator.presaved
-        scope = mediator.lcls
-        # The block's own order of binding, which is the order a reader expects.
-        saved = {name: scope[name] for name in scope if name in names}
-        values = {name: plain(value) for name, value in saved.items()}
+        values = mediator.values()
         mediator.parcel = self.courier.pack(values, allowed_bytes=request.allowed_bytes, share=request.share)
 
     def _capture(self, mediator: BlockMediator, exception: BaseException) -> WorkerError:

@@ -101,7 +101,7 @@ class Stages:
         request.inbound = self.stage > 0 and (spans or any(home < self.stage for home in known))
         request.outbound = self.stage < self.last and (spans or any(home <= self.stage for home in known))
 
-    def answers(self, mediator: BlockMediator) -> bool:
+    def answers(self, mediator: Any) -> bool:
         """Whether this stage brings home what a block saved."""
         return self.stage == (self.last if mediator.spans or mediator.home is None else mediator.home)
 

@@ -2,9 +2,10 @@
 
 nnsight serves one block after another, each with its own slice of every tensor: 30 to 40 µs a block, at every
 step, which a hundred streams cannot hide. Here the step's rows are copied once and split once, and each block
-is handed its piece. Only the plain case is taken: a read, of tensors with a row for each token, by the first
-block of each request. Whatever else is asked at the same visit (a second read, an assignment, a skip, the
-request's next block) goes nnsight's way afterwards, with what was given on record.
+is handed its piece; of what is large each has a copy of its own. Only the plain case is taken: a read, of
+tensors with a row for each token, by the first block of each request. Whatever else is asked at the same
+visit (a second read, an assignment, a skip, the request's next block) goes nnsight's way afterwards, with
+what was given on record.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from nnsight.intervention.interleaver import Event
 
 from nnsight_lab import pins
 from nnsight_lab.worker import batching
-from nnsight_lab.worker.batching import Common, Commons, Served, Visit
+from nnsight_lab.worker.batching import Common, Commons, Served, Visit, private
 from nnsight_lab.worker.steps import is_module_location
 
 #: Where a step's rows are too many bytes to be kept for one of them, but hardly anybody keeps one.
@@ -57,20 +58,28 @@ class Together:
                 return True
             nbytes = max(nbytes, tensor.nbytes)
         large = nbytes > batching.COMMON_BYTES
-        if large and (not _looked_at(provider) or provider in self.kept):
-            return True
+        apart = large and (not _looked_at(provider) or provider in self.kept)
         visit = interleaver.counts.get(provider, 0)
-        first, sizes, places = _firsts(interleaver.mediators, provider, visit, total)
+        first, sizes, places, others = _firsts(interleaver.mediators, provider, visit, total)
         if not first:
             return True
-        copies = [commons.first(tensor, {mediator.batch_group[0] for mediator in first}) for tensor in values]
-        pieces = [common.split(sizes) for common in copies]
-        if interleaver.aside is not None:
-            interleaver.aside.copied()
+        copies: list[Common] = []
+        pieces: list[Sequence[torch.Tensor]] = []
+        if not apart:
+            starts = {mediator.batch_group[0] for mediator in first}
+            copies = [commons.first(tensor, starts) for tensor in values]
+            pieces = [common.split(sizes) for common in copies]
+            if interleaver.aside is not None:
+                interleaver.aside.copied()
         alone = isinstance(value, torch.Tensor)
-        written = False
+        written = apart  # the model may not go on before the last one's rows are copied
         for mediator, place in zip(first, places, strict=True):
-            own = tuple(split[place] for split in pieces)
+            # Of what is large, each has a copy of its own, made when it is its turn: most keep a row of it.
+            own = (
+                tuple(private(tensor.narrow(0, *mediator.batch_group)) for tensor in values)
+                if apart
+                else tuple(split[place] for split in pieces)
+            )
             if mediator.iteration:  # nnsight's: the first hit of a pinned step
                 mediator.iteration = None
             try:
@@ -88,13 +97,19 @@ class Together:
             if stays:
                 written = True
                 mediator.visit = _visit(values, copies, own, mediator.batch_group)
-                continue
-            for common, piece in zip(copies, own, strict=True):
-                if piece._version:
-                    written = True
-                    common.changed_first(mediator.batch_group, piece)
+            elif apart:
+                for tensor, piece in zip(values, own, strict=True):
+                    rows = tensor.narrow(0, *mediator.batch_group)
+                    if piece._version and piece.shape == rows.shape:
+                        rows.copy_(piece)
+            else:
+                for common, piece in zip(copies, own, strict=True):
+                    if piece._version:
+                        written = True
+                        common.changed_first(mediator.batch_group, piece)
+            del own
         interleaver._reindex_parked()
-        return written or provider in interleaver.parked
+        return written or others
 
     def learn(self, provider: str, commons: Commons) -> None:
         """Note whether somebody kept a piece of a large copy; asked when the visit is over."""
@@ -110,8 +125,9 @@ def _looked_at(provider: str) -> bool:
 
 def _firsts(
     mediators: Sequence[Any], provider: str, visit: int, total: int
-) -> tuple[list[Any], list[int], list[int]]:
-    """The blocks to serve; how the rows are cut; and which piece is whose."""
+) -> tuple[list[Any], list[int], list[int], bool]:
+    """The blocks to serve; how the rows are cut; which piece is whose; and whether others wait here, too."""
+    others = False
     first: list[Any] = []
     sizes: list[int] = []
     places: list[int] = []
@@ -125,15 +141,18 @@ def _firsts(
         if pending.iteration != visit - mediator.counts_at_start.get(provider, 0):
             continue
         if module and mediator.answers_only:
+            others = True
             continue  # it may not ask for that, as it is told nnsight's way
         start, size = mediator.batch_group
         if start == taken:
+            others = True
             continue  # another block of the same request: after the first
         taken = start
         if pending.event is not Event.VALUE:
+            others = True
             continue
         if start < at:
-            return [], [], []  # not in the order of their rows: nnsight's way
+            return [], [], [], True  # not in the order of their rows: nnsight's way
         if start > at:
             sizes.append(start - at)
         places.append(len(sizes))
@@ -142,7 +161,7 @@ def _firsts(
         at = start + size
     if at < total:
         sizes.append(total - at)
-    return first, sizes, places
+    return first, sizes, places, others
 
 
 def _visit(
@@ -154,6 +173,7 @@ def _visit(
     """What a block was given, for one that asks for more at the same visit."""
     visit = Visit()
     start, size = group
-    for tensor, common, piece in zip(values, copies, own, strict=True):
+    commons: Sequence[Common | None] = copies or [None] * len(values)
+    for tensor, common, piece in zip(values, commons, own, strict=True):
         visit.given.append(Served(tensor.narrow(0, start, size), piece, 0, 0, common))
     return visit

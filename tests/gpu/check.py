@@ -145,6 +145,61 @@ def features(engine: Any) -> None:
     row("two invokes", [tuple(first.shape), tuple(second.shape)])
 
 
+def run_together(engine: Any) -> None:
+    """Readings that run once for many requests against the same that run for each, on their own tokens."""
+    import torch
+
+    model = engine.model
+    with engine.edit("many") as (tracer, many):
+        ids, best, top, spread = [].save(), [].save(), [].save(), [].save()
+        for _ in tracer.all():
+            logits = model.logits[0]
+            best.append(logits.max())
+            top.append(logits.topk(5).values)
+            spread.append(logits.float().logsumexp(-1))
+            ids.append(model.samples[0])
+    with engine.edit("each") as (tracer, each):
+        ids, best, top, spread = [].save(), [].save(), [].save(), [].save()
+        for _ in tracer.all():
+            if True:  # of a block with a condition nobody knows that it is the same for all
+                logits = model.logits[0]
+                best.append(logits.max())
+                top.append(logits.topk(5).values)
+                spread.append(logits.float().logsumexp(-1))
+                ids.append(model.samples[0])
+    prompts = [[100 + 7 * i + j for j in range(8 + i)] for i in range(24)]
+    settings = [
+        {"max_tokens": 24, "ignore_eos": True},
+        {"max_tokens": 24, "stop_token_ids": list(range(9999))},
+    ]
+    for how, more in zip(("of one length", "of many lengths"), settings, strict=True):
+        took, found = [], []
+        for name in ("many", "each", "many", "each"):
+            began = time.perf_counter()
+            found.append(engine.generate(prompts, edits=[name], temperature=0, **more))
+            took.append(time.perf_counter() - began)
+        own = all(
+            [int(one) for one in output.saves["ids"]] == list(output.outputs[0].token_ids)
+            for outputs in found
+            for output in outputs
+        )
+        row(f"requests {how} have the samples of their own tokens", own, own)
+        exact, close, pairs = True, 0.0, 0
+        for one, other in zip(found[2], found[3], strict=True):
+            for at, (a, b) in enumerate(zip(one.saves["ids"], other.saves["ids"], strict=False)):
+                exact &= torch.equal(one.saves["best"][at], other.saves["best"][at])
+                exact &= torch.equal(one.saves["top"][at], other.saves["top"][at])
+                close = max(close, difference(one.saves["spread"][at], other.saves["spread"][at]))
+                pairs += 1
+                if int(a) != int(b):
+                    break  # what follows another token is another text
+        row(f"their largest logits are the same, {pairs} steps", exact, exact)
+        row("their logsumexp differ by", close, close < 1e-3)
+        row("seconds together and by themselves", f"{took[2]:.3f} {took[3]:.3f}")
+    many.clear()
+    each.clear()
+
+
 def seconds(work: Callable[[], object], repeat: int = 3) -> float:
     work()
     took = []
@@ -218,6 +273,7 @@ def main() -> int:
     try:
         safe_saves(engine)
         edits_reach_the_model(engine)
+        run_together(engine)
         if not graphs:
             features(engine)
         if mode == "sync":

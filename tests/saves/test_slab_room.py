@@ -271,7 +271,7 @@ def bring(slabs: SlabPool, home: Homecoming, nbytes: int) -> torch.Tensor:
     layout = Layout.of({"x": torch.full((nbytes,), 7, dtype=torch.uint8)}, name="saves")
     extent = slabs.allocate(layout.nbytes)
     layout.copy_into(slabs.view(extent))
-    found: torch.Tensor = home.open(layout.packed(extent)).value()["x"]
+    found: torch.Tensor = home.open(layout.packed(extent))[1]["x"]
     return found
 
 

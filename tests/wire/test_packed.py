@@ -70,13 +70,53 @@ HOSTILE_RUNS = {
     "shape": ("[]", "[99999999]"),
     "nothing": ("[]", "[0]"),
     "dtype": ("float32", "float99"),
-    "one more": (",8]", ",9]"),
-    "very many": (",8]", ",1000000000000]"),
-    "none": (",8]", ",0]"),
-    "less than none": (",8]", ",-8]"),
-    "no number": (",8]", ",true]"),
-    "a member more": (",8]", ",8,8]"),
+    "more than there is room for": (",8,4]", ",17,4]"),
+    "very many": (",8,4]", ",1000000000000,4]"),
+    "none": (",8,4]", ",0,4]"),
+    "less than none": (",8,4]", ",-8,4]"),
+    "no number": (",8,4]", ",true,4]"),
+    "a member more": (",8,4]", ",8,4,4]"),
+    "too far apart": (",8,4]", ",8,12]"),
+    "one over another": (",8,4]", ",8,0]"),
+    "backwards": (",8,4]", ",8,-4]"),
+    "between two elements": (",8,4]", ",8,6]"),
+    "no distance": (",8,4]", ',8,"4"]'),
 }
+
+
+def test_a_list_of_small_tensors_takes_no_more_room_than_its_numbers():
+    found, layout = there_and_back([torch.tensor(float(i)) for i in range(64)])
+    assert layout.nbytes == 64 * 4
+    assert [float(x) for x in found] == list(map(float, range(64)))
+
+
+def test_a_run_without_a_distance_lies_as_older_versions_wrote_it():
+    memory = torch.zeros(4, 16)
+    memory[:, 0] = torch.arange(4.0)
+    message = Packed('{"L":[0,4]}', EXTENT, '[[0,"float32",[],4]]')
+    assert unpack(message, lambda _: memory.view(-1).view(torch.uint8)) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(), (3,), (0,), (2, 5)], ids=str)
+def test_what_many_saved_is_unpacked_for_each(dtype, shape):
+    steps = torch.randint(0, 2, (3, 7, *shape)).to(dtype)
+    once = torch.randint(0, 2, (3, *shape)).to(dtype)
+    stack = wire.Stack.of({"steps": steps, "once": once}, {"steps": True, "once": False})
+    memory = torch.full((stack.requests * stack.nbytes,), 0xA5, dtype=torch.uint8)
+    stack.copy_into(memory)
+    if not once.numel():
+        return
+    form = wire.Form.read(stack.tree, stack.tensors)
+    for at in range(3):
+        found = form.over(memory[at * stack.nbytes : (at + 1) * stack.nbytes])
+        assert list(found) == ["steps", "once"]
+        assert equal(found["once"].reshape(-1), once[at].reshape(-1))
+        assert len(found["steps"]) == 7
+        assert all(
+            a.shape == b.shape and equal(a.reshape(-1), b.reshape(-1))
+            for a, b in zip(found["steps"], steps[at], strict=True)
+        )
 
 
 @pytest.mark.parametrize(("old", "new"), HOSTILE_RUNS.values(), ids=HOSTILE_RUNS)

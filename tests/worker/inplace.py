@@ -17,10 +17,12 @@ from typing import Any, ClassVar
 import torch
 from nnsight.modeling.vllm.batching import VLLMBatcher
 
-from nnsight_lab.worker import batching
+from nnsight_lab.worker import batching, stacks
 from nnsight_lab.worker.batching import LabBatcher
 from nnsight_lab.worker.courier import Copies, Courier
 from nnsight_lab.worker.cpu import LabCPUWorker
+from nnsight_lab.worker.stacked import StackedRun
+from nnsight_lab.worker.stacks import Stacks
 from nnsight_lab.worker.together import Together
 
 
@@ -42,6 +44,19 @@ class CountedCommon(batching.Common):
 
 
 batching.Common = CountedCommon  # type: ignore[misc]
+
+
+class CountedRun(StackedRun):
+    """The package's own, counted."""
+
+    made = 0
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        CountedRun.made += 1
+
+
+stacks.StackedRun = CountedRun  # type: ignore[misc]
 
 
 class Late:
@@ -68,6 +83,10 @@ class LateCourier(Courier):
     def _copy(self, layout: Any, extent: Any) -> Copies:
         memory = self._pool.view(extent)
         return Copies(Late(lambda: layout.copy_into(memory)), layout.sources)
+
+    def _copy_stack(self, stack: Any, extent: Any) -> Copies:
+        memory = self._pool.view(extent)
+        return Copies(Late(lambda: stack.copy_into(memory)), ())
 
 
 class InPlaceCPUWorker(LabCPUWorker):
@@ -120,6 +139,16 @@ class InPlaceCPUWorker(LabCPUWorker):
         together = self.model_runner.nnsight_model.interleaver.together
         batching.COMMON_BYTES = 64
         return sorted(together.kept)
+
+    def stack_blocks(self, stacking: bool) -> None:
+        """Run a block once for many requests, as the package does, or for each by itself."""
+        requests = self.model_runner.nnsight_requests
+        requests.stacks = requests.interleaver.stacks = Stacks(requests) if stacking else None
+
+    def stacked_runs(self) -> int:
+        """How many runs for many there have been since this was last asked."""
+        made, CountedRun.made = CountedRun.made, 0
+        return made
 
     def common_copies(self) -> int:
         """How many common copies there have been."""

@@ -116,6 +116,18 @@ def test_a_common_copy_is_as_good_as_copies_of_ones_own(engine, names):
     assert engine.rpc("common_copies")[0] > 0, "nothing was shared, so nothing was tested"
 
 
+@pytest.mark.parametrize("names", COMBINATIONS, ids="+".join)
+def test_of_what_is_large_each_has_a_copy_of_its_own_as_good_as_nnsight_s(engine, names):
+    install(engine)
+    engine.rpc("share_copies", False)
+    wanted = run(engine, *names)
+    engine.rpc("share_copies", True)
+    engine.rpc("large_copies")
+    found = run(engine, *names)
+    assert all(found)
+    assert equal(found, wanted)
+
+
 def test_a_large_copy_is_shared_where_it_is_looked_at_and_not_where_its_pieces_are_kept(engine):
     install(engine)
     engine.rpc("share_copies", False)

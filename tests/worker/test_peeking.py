@@ -21,7 +21,9 @@ class Tracked:
         self.id = name
         self.names: dict[str, str] = {}
         self.copies: dict[str, Any] = {}
-        self.mediator = SimpleNamespace(lcls=scope, marks={id(scope[one]) for one in saved}, presaved=set())
+        self.mediator = SimpleNamespace(
+            lcls=scope, marks={id(scope[one]) for one in saved}, presaved=set(), before={}
+        )
 
     def named(self, ids: set[str]) -> bool:
         return self.id in ids
