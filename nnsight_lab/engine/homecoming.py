@@ -201,7 +201,8 @@ class Homecoming:
         """
         form = Form.read(many.tree, many.tensors)
         extent, nbytes = many.extent, many.nbytes
-        if nbytes <= 0 or min(many.offsets, default=0) < extent.offset:
+        # Pieces of their own lie in any order: a worker packs the block that ended last first.
+        if nbytes <= 0 or (many.shared and min(many.offsets, default=0) < extent.offset):
             raise WireError(f"a piece of {nbytes} bytes is before the memory at {extent.offset}")
         if many.shared and max(many.offsets, default=0) + nbytes > extent.offset + extent.nbytes:
             raise WireError(f"a piece of {nbytes} bytes is past the {extent.nbytes} that it lies in")

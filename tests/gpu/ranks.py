@@ -75,7 +75,7 @@ def check(row: Row, *words: str) -> None:
         wanted: dict[str, Any] = {}
         for kind in kinds:
             began = time.monotonic()
-            engine = lab.start(folder, mode="sync", **options, **KINDS[kind], **more)
+            engine = lab.start(folder, mode="sync", **{**options, **KINDS[kind], **more})
             row(f"{kind}: start, s", round(time.monotonic() - began, 1), True)
             for name in names:
                 found = _run(engine, name)

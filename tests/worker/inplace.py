@@ -116,6 +116,7 @@ class InPlaceCPUWorker(LabCPUWorker):
         courier = self.model_runner.courier
         courier.__class__ = LateCourier
         courier._inline_bytes = 0
+        self.model_runner.nnsight_requests.ended = []  # which were asked for before the copies were late
 
     def waited_for(self) -> int:
         """How many copies were waited for."""

@@ -112,6 +112,20 @@ def test_requests_with_and_without_a_lora_share_replayed_steps(engine: Any, lora
     assert float((with_it[3] - without[3]).abs().max()) > 0.01, "the LoRA changed nothing"
 
 
+def test_blocks_that_ended_early_and_alike_come_home_each_with_its_own(engine: Any) -> None:
+    """What ended last is copied first, so pieces of shared memory lie in no order of requests."""
+    made = random.Random(6)
+    wanted = [
+        Wanted([made.randrange(2, 250) for _ in range(24)], ("prompt_rows",), {**GREEDY, "max_tokens": 4})
+        for _ in range(9)
+    ]
+    layers = engine.model.model.layers
+    with engine.edit("prompt_rows"):
+        prompt_rows = layers[1].output[0].save()  # noqa: F841
+    engine.default_edits = []
+    compare(run(engine, wanted), alone(engine, wanted), wanted)
+
+
 def test_preempted_requests_count_on_where_they_were(engine: Any) -> None:
     made = random.Random(3)
     # Each grows by several blocks of the cache, which has not enough for half of them.
