@@ -121,6 +121,7 @@ class EngineLife:
             self._budgeted = True
         self._origin.tokenizer = getattr(self.model, "tokenizer", None)
         self.model.lab_engine = weakref.proxy(self)
+        self.log.started()
         self._state = "ready"
         self._ready_at = self._touched = time.monotonic()
         for method, args in self.edits.reinstall_steps():

@@ -80,6 +80,7 @@ class EngineLog:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._started_bytes = 0
 
     @classmethod
     def new(cls, name: str) -> EngineLog:
@@ -127,10 +128,13 @@ class EngineLog:
 
     def text(self) -> str:
         """The whole log."""
+        return self._bytes().decode(errors="replace")
+
+    def _bytes(self) -> bytes:
         try:
-            return self.path.read_text(errors="replace")
+            return self.path.read_bytes()
         except OSError:
-            return ""
+            return b""
 
     def tail(self, lines: int = 40) -> str:
         """The last ``lines`` lines."""
@@ -144,14 +148,24 @@ class EngineLog:
                 found = phase
         return found
 
+    def started(self) -> None:
+        """The engine is up: what the start said on its way is no cause of what happens later."""
+        try:
+            self._started_bytes = self.path.stat().st_size
+        except OSError:
+            self._started_bytes = 0
+
     def root_cause(self) -> str:
         """The first exception in the log that is not a consequence of another; "" when there is none.
+
+        Of an engine that was up, only what was said since.
 
         A process that ended without one (killed, by the system for its memory or by somebody) is one, too:
         whatever else is in the log then, depending on who waited for whom, is a consequence.
         """
         consequence = ""
-        lines = [_PREFIX.sub("", line).rstrip() for line in self.text().splitlines()]
+        said_since = self._bytes()[self._started_bytes :].decode(errors="replace")
+        lines = [_PREFIX.sub("", line).rstrip() for line in said_since.splitlines()]
         for number, line in enumerate(lines):
             death = _DEATH.search(line)
             if death is not None:

@@ -111,3 +111,19 @@ def test_logs_that_another_kernel_removes_meanwhile_are_no_error(tmp_path, monke
     second = EngineLog.new("two")
     assert first.path.exists()
     assert second.path.exists()
+
+
+def test_what_a_start_said_on_its_way_is_no_cause_of_what_happened_later(tmp_path):
+    path = tmp_path / "some.log"
+    path.write_text("ImportError: an optional part is missing – and that is fine\n")
+    log = EngineLog(path)
+    assert log.root_cause().startswith("ImportError")
+    log.started()
+    assert log.root_cause() == ""
+    with path.open("a") as out:
+        out.write(
+            "ERROR 11-29 18:00:09 [x.py:1] Worker proc VLLM::Worker-1 died unexpectedly (exit code: -9), so\n"
+        )
+    assert "Worker-1 was killed by SIGKILL" in log.root_cause()
+    path.unlink()
+    assert log.root_cause() == ""
