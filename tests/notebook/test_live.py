@@ -72,12 +72,15 @@ def on_their_way(kernel: Kernel) -> list[Message]:
 def test_a_view_grows_while_the_cell_awaits_and_its_stop_button_is_heard(kernel: Kernel, cell: str) -> None:
     began_s = time.monotonic()
     running = kernel.submit(CELLS[cell])
-    running.until(
-        lambda message: len(strips([message])) and strips([message])[0]["traits"].get("count", 0) > 30
-    )
+    grew: list[dict[str, Any]] = []
+
+    def more_than_once(message: Message) -> bool:
+        grew.extend(strips([message]))  # a busy machine's first may have many tokens
+        return len(grew) > 2 and grew[-1]["traits"].get("count", 0) > 30
+
+    running.until(more_than_once)
     growing_s = time.monotonic() - began_s
     seen = strips(running.ran.messages)
-    assert len(seen) > 2
     assert len(seen) <= 20 * growing_s + 2
     pressed_s = time.monotonic()
     shown = next(m for m in running.ran.messages if m["msg_type"] == "display_data")
